@@ -1,0 +1,29 @@
+/** Bits per element of every dtype a SafeTensors header may name (safetensors 0.8, `tensor.rs`). */
+export const DTYPE_BITS = {
+  BOOL: 8,
+  F4: 4,
+  F6_E2M3: 6,
+  F6_E3M2: 6,
+  U8: 8,
+  I8: 8,
+  F8_E5M2: 8,
+  F8_E4M3: 8,
+  F8_E8M0: 8,
+  F8_E4M3FNUZ: 8,
+  F8_E5M2FNUZ: 8,
+  I16: 16,
+  U16: 16,
+  F16: 16,
+  BF16: 16,
+  I32: 32,
+  U32: 32,
+  F32: 32,
+  C64: 64,
+  F64: 64,
+  I64: 64,
+  U64: 64,
+} as const;
+
+export type Dtype = keyof typeof DTYPE_BITS;
+
+export const isDtype = (name: unknown): name is Dtype => typeof name === "string" && Object.hasOwn(DTYPE_BITS, name);
