@@ -1,0 +1,16 @@
+import source from "../../shaders/activation.wgsl" with { type: "text" };
+import { defineKernel } from "../gpu/kernel.ts";
+import { overRows } from "./elementwise.ts";
+
+/** The values of `ACTIVATION` in the shader. */
+export const ACTIVATIONS = { gelu_tanh: 0, gelu_erf: 1, quick_gelu: 2, silu: 3, relu: 4 } as const;
+export type Activation = keyof typeof ACTIVATIONS;
+
+export const activation = defineKernel({
+  name: "activation",
+  source: [source],
+  bindings: { x: "read_write" },
+  constants: ["STRIDE", "ACTIVATION", "WORKGROUP"],
+  params: {},
+  workgroups: overRows(),
+});

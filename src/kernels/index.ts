@@ -1,0 +1,21 @@
+export { ACTIVATIONS, activation, type Activation } from "./activation.ts";
+export { add } from "./add.ts";
+export { argmax, NOT_A_TOKEN } from "./argmax.ts";
+export {
+  attentionDecode,
+  attentionMerge,
+  attentionPrefill,
+  chunksOf,
+  partialSize,
+  QUERIES_WORDS,
+} from "./attention.ts";
+export { WORKGROUP } from "./elementwise.ts";
+export { embed } from "./embed.ts";
+export { gatherRows } from "./gather-rows.ts";
+export { gemm } from "./gemm.ts";
+export { gemv, GEMV_OUTPUTS } from "./gemv.ts";
+export { kvWrite } from "./kv-write.ts";
+export { layerNorm } from "./layer-norm.ts";
+export { packBf16 } from "./pack-bf16.ts";
+export { transposeBf16 } from "./transpose-bf16.ts";
+export { unpackBf16 } from "./unpack-bf16.ts";

@@ -1,0 +1,65 @@
+import { UserError } from "../base/errors.ts";
+
+/** What every family's configuration tells the rest of the program. */
+export interface ModelConfig {
+  readonly modelType: string;
+  readonly vocabSize: number;
+  readonly hiddenSize: number;
+  readonly layers: number;
+  readonly heads: number;
+  readonly kvHeads: number;
+  readonly headDim: number;
+  /** Positions that the model knows. */
+  readonly maxPositions: number;
+  readonly tieWordEmbeddings: boolean;
+}
+
+/** Reads typed keys out of a config.json. A missing key takes the family's own default; a wrong one is refused by name. */
+export class ConfigReader {
+  constructor(
+    private readonly json: Readonly<Record<string, unknown>>,
+    private readonly file = "config.json",
+  ) {}
+
+  /** A whole number ≥ 1. */
+  count(key: string, fallback?: number): number {
+    return this.#read(
+      key,
+      fallback,
+      "a whole number above 0",
+      (value) => Number.isSafeInteger(value) && (value as number) > 0,
+    );
+  }
+
+  number(key: string, fallback?: number): number {
+    return this.#read(key, fallback, "a number", (value) => typeof value === "number" && Number.isFinite(value));
+  }
+
+  flag(key: string, fallback?: boolean): boolean {
+    return this.#read(key, fallback, "true or false", (value) => typeof value === "boolean");
+  }
+
+  text(key: string, fallback?: string): string {
+    return this.#read(key, fallback, "a string", (value) => typeof value === "string");
+  }
+
+  /** `null` counts as missing: for keys whose default is to be worked out. */
+  optionalCount(key: string): number | undefined {
+    return this.json[key] === null || this.json[key] === undefined ? undefined : this.count(key);
+  }
+
+  #read<T>(key: string, fallback: T | undefined, expected: string, fits: (value: unknown) => boolean): T {
+    const value = Object.hasOwn(this.json, key) ? this.json[key] : fallback;
+    if (value === undefined) {
+      throw new UserError("bad_model", `${this.file} has no "${key}"`, "use the config.json that belongs to the model");
+    }
+    if (!fits(value)) {
+      throw new UserError(
+        "bad_model",
+        `${this.file}: "${key}" is ${JSON.stringify(value)}, and it must be ${expected}`,
+        "use the config.json that belongs to the model",
+      );
+    }
+    return value as T;
+  }
+}

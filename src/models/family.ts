@@ -1,0 +1,76 @@
+import type { Span } from "../base/span.ts";
+import type { Activations, BuildContext, ModuleSpec, Pass } from "../nn/index.ts";
+import type { ConfigReader, ModelConfig } from "./config.ts";
+
+/** The part of a model that one node holds, ready to run. */
+export interface Model {
+  /** Token ids to the stream that enters layer 0. Head only. */
+  readonly embed?: (pass: Pass) => Activations;
+  /** The layers of the span, in order. */
+  readonly layers: readonly ((pass: Pass, stream: Activations) => Activations)[];
+  /** The final norm. Tail only. */
+  readonly norm?: (pass: Pass, stream: Activations) => Activations;
+  /** Normed hidden states to logits, rounded to bfloat16. Tail only. */
+  readonly logits?: (pass: Pass, hidden: Activations) => Activations;
+}
+
+/** What a family is: its configuration, its modules by checkpoint name, and its wiring. */
+export interface Family {
+  readonly modelType: string;
+  /** What may stand in front of every name in a checkpoint, the most common first. */
+  readonly prefixes: readonly string[];
+  /** Names that checkpoints carry and no one needs. */
+  readonly ignored: RegExp;
+  parseConfig(json: ConfigReader): ModelConfig;
+  /** Every module of the span: the load plan adds up what they need. */
+  specs(config: ModelConfig, options: StageOptions): ModuleSpec<unknown>[];
+  /** The same modules, built and wired. */
+  build(config: ModelConfig, options: StageOptions, context: BuildContext): Promise<Model>;
+}
+
+export interface StageOptions {
+  readonly span: Span;
+  /** The longest sequence, in tokens. */
+  readonly maxContext: number;
+  /** Rows of logits that are made at a time. */
+  readonly logitRows: number;
+}
+
+/** A tree of module specs, and the same tree of modules. */
+type Tree = { readonly [name: string]: ModuleSpec<unknown> | Tree | readonly Tree[] | undefined };
+export type Built<T> = T extends ModuleSpec<infer M> ? M : T extends object ? { [K in keyof T]: Built<T[K]> } : T;
+
+export function defineFamily<C extends ModelConfig, T extends Tree>(family: {
+  modelType: string;
+  prefixes: readonly string[];
+  ignored: RegExp;
+  parseConfig: (json: ConfigReader) => C;
+  modules: (config: C, options: StageOptions) => T;
+  wire: (modules: Built<T>) => Model;
+}): Family {
+  const { modelType, prefixes, ignored, parseConfig } = family;
+  return {
+    modelType,
+    prefixes,
+    ignored,
+    parseConfig,
+    specs: (config, options) => flatten(family.modules(config as C, options)),
+    build: async (config, options, context) =>
+      family.wire((await buildTree(family.modules(config as C, options), context)) as Built<T>),
+  };
+}
+
+const isSpec = (node: object): node is ModuleSpec<unknown> => "build" in node && typeof node.build === "function";
+
+function flatten(tree: object): ModuleSpec<unknown>[] {
+  if (isSpec(tree)) return [tree];
+  return Object.values(tree).flatMap((child) => (child ? flatten(child) : []));
+}
+
+async function buildTree(tree: object, context: BuildContext): Promise<unknown> {
+  if (isSpec(tree)) return tree.build(context);
+  if (Array.isArray(tree)) return Promise.all(tree.map((child) => buildTree(child, context)));
+  const built: Record<string, unknown> = {};
+  for (const [name, child] of Object.entries(tree)) built[name] = child && (await buildTree(child, context));
+  return built;
+}

@@ -1,0 +1,25 @@
+import { UserError } from "../base/errors.ts";
+import { ConfigReader } from "./config.ts";
+import type { Family } from "./family.ts";
+import type { ModelConfig } from "./config.ts";
+import { gpt2 } from "./gpt2.ts";
+
+export type { ModelConfig } from "./config.ts";
+export type { Family, Model, StageOptions } from "./family.ts";
+
+const FAMILIES: readonly Family[] = [gpt2];
+
+/** The family and configuration that a config.json describes. An unknown `model_type` is refused, never guessed. */
+export function readModel(json: Record<string, unknown>): { family: Family; config: ModelConfig } {
+  const reader = new ConfigReader(json);
+  const modelType = reader.text("model_type");
+  const family = FAMILIES.find((candidate) => candidate.modelType === modelType);
+  if (!family) {
+    throw new UserError(
+      "unsupported_model",
+      `config.json: model_type "${modelType}" is not a family that meshnet knows`,
+      `known are ${FAMILIES.map((candidate) => candidate.modelType).join(", ")}`,
+    );
+  }
+  return { family, config: family.parseConfig(reader) };
+}

@@ -1,0 +1,62 @@
+import type { Pipeline } from "../gpu/kernel.ts";
+import { strideOf } from "../gpu/tensor.ts";
+import { embed, WORKGROUP } from "../kernels/index.ts";
+import type { Matrix } from "./matrix.ts";
+import { matrixSpec, type ModuleSpec, temporary } from "./module.ts";
+import type { Activations, Pass } from "./pass.ts";
+
+export interface PositionEmbeddingSpec {
+  /** Names of the token table [vocabSize, columns], in order of preference. */
+  tokens: readonly string[];
+  vocabSize: number;
+  /** Name of the position table [positions, columns]. */
+  positions: string;
+  positionCount: number;
+  columns: number;
+  output: string;
+}
+
+/** x = bf16(tokenTable[id] + positionTable[position]): learned positions, GPT-2's. */
+export function positionEmbedding(spec: PositionEmbeddingSpec): ModuleSpec<PositionEmbedding> {
+  const tokens = matrixSpec(spec.tokens, spec.vocabSize, spec.columns);
+  const positions = matrixSpec([spec.positions], spec.positionCount, spec.columns);
+  return {
+    weights: [tokens, positions],
+    temporaries: [temporary(spec.output, spec.columns)],
+    build: async ({ pipelines, weights }) =>
+      new PositionEmbedding(
+        spec.output,
+        weights.matrix(tokens),
+        weights.matrix(positions),
+        await pipelines.compile(embed, { STRIDE: strideOf(spec.columns, "bf16"), WORKGROUP }),
+      ),
+  };
+}
+
+export class PositionEmbedding {
+  constructor(
+    private readonly output: string,
+    private readonly tokens: Matrix,
+    private readonly positions: Matrix,
+    private readonly pipeline: Pipeline<
+      "tokens" | "token_table" | "position_table" | "y",
+      "first_id" | "ids",
+      { rows: number; columns: number }
+    >,
+  ) {}
+
+  forward(pass: Pass): Activations {
+    const y = pass.temporaries.get(this.output);
+    const [positions, another] = this.positions.parts;
+    if (!positions || another) throw new Error("the position table lies in several parts");
+    for (const { firstRow, tensor } of this.tokens.parts) {
+      pass.commands.dispatch(
+        this.pipeline,
+        { tokens: pass.tokenTable, token_table: tensor, position_table: positions.tensor, y },
+        { first_id: firstRow, ids: tensor.rows },
+        { rows: pass.tokens, columns: y.stride },
+      );
+    }
+    return { tensor: y, rows: pass.tokens };
+  }
+}

@@ -1,0 +1,70 @@
+import type { Device } from "../gpu/device.ts";
+import type { PipelineCache } from "../gpu/kernel.ts";
+import type { ElementType, Tensor } from "../gpu/tensor.ts";
+import type { Matrix } from "./matrix.ts";
+
+/**
+ * A module before there is a device: what it needs, as plain data. The load plan adds these up, and `build` turns the
+ * same object into something that runs, so what was promised is what is loaded.
+ */
+export interface ModuleSpec<M> {
+  readonly weights: readonly WeightSpec[];
+  readonly temporaries: readonly TemporarySpec[];
+  build(context: BuildContext): Promise<M>;
+}
+
+/** A parameter as the kernels want it. */
+export interface WeightSpec {
+  /** The names under which a checkpoint may keep it, in order, without the family's prefix. */
+  readonly names: readonly string[];
+  /** `matrix`: [rows, columns] in the module's encoding. `vector`: [columns] in float32 that holds bfloat16 values. */
+  readonly kind: "matrix" | "vector";
+  readonly rows: number;
+  readonly columns: number;
+  /** The file keeps a matrix as [columns, rows]: GPT-2's Conv1D. */
+  readonly storedTransposed: boolean;
+}
+
+/** A place for activations, shared by all modules that name it. */
+export interface TemporarySpec {
+  readonly label: string;
+  /** `tokens`: as many as a pass can have. */
+  readonly rows: "tokens" | number;
+  readonly columns: number;
+  readonly type: ElementType;
+}
+
+export interface BuildContext {
+  readonly device: Device;
+  readonly pipelines: PipelineCache;
+  readonly weights: WeightSource;
+  /** Where a binding has to be something although the kernel does not read it. */
+  readonly nothing: Tensor;
+}
+
+/** The weights of a plan, on the device. */
+export interface WeightSource {
+  matrix(spec: WeightSpec): Matrix;
+  vector(spec: WeightSpec): Tensor;
+}
+
+export const matrixSpec = (
+  names: readonly string[],
+  rows: number,
+  columns: number,
+  storedTransposed = false,
+): WeightSpec => ({ names, kind: "matrix", rows, columns, storedTransposed });
+
+export const vectorSpec = (name: string, columns: number): WeightSpec => ({
+  names: [name],
+  kind: "vector",
+  rows: 1,
+  columns,
+  storedTransposed: false,
+});
+
+export const temporary = (
+  label: string,
+  columns: number,
+  { rows = "tokens", type = "f32" }: { rows?: "tokens" | number; type?: ElementType } = {},
+): TemporarySpec => ({ label, rows, columns, type });

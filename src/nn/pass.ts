@@ -1,0 +1,44 @@
+import type { Commands } from "../gpu/commands.ts";
+import type { Tensor } from "../gpu/tensor.ts";
+
+/** The first `rows` rows of a tensor that has room for more. */
+export interface Activations {
+  readonly tensor: Tensor;
+  readonly rows: number;
+}
+
+/** Keys and values of one layer: [slots, kvHeads * headDim] bfloat16, two to a word. */
+export interface LayerCache {
+  readonly keys: Tensor;
+  readonly values: Tensor;
+}
+
+/** What one pass through a stage's modules has at hand. */
+export interface Pass {
+  readonly commands: Commands;
+  readonly temporaries: Temporaries;
+  /** Tokens of all rows. */
+  readonly tokens: number;
+  /** [tokens, 2]: id and position. Ids are set where the pass begins with ids. */
+  readonly tokenTable: Tensor;
+  /** [1, tokens]: the cache slot that each token's keys and values go to. */
+  readonly slotTable: Tensor;
+  readonly attention: AttentionRuns;
+  cache(layer: number): LayerCache;
+}
+
+/** The queries of a pass, cut into runs that one workgroup takes through the keys together. */
+export interface AttentionRuns {
+  /** [runs, 4]: first token, count, first position, first cache slot. */
+  readonly table: Tensor;
+  readonly runs: number;
+  /** Every run is a single query, and there are few: each one's keys are spread over workgroups. */
+  readonly isDecode: boolean;
+  /** Tokens of the longest sequence, this call's included. */
+  readonly longestContext: number;
+}
+
+export interface Temporaries {
+  /** @throws Error for a label that no module of the plan declared: a bug. */
+  get(label: string): Tensor;
+}

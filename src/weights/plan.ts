@@ -1,0 +1,173 @@
+import { sum } from "../base/bytes.ts";
+import { UserError } from "../base/errors.ts";
+import { formatSpan } from "../base/span.ts";
+import { tensorBytes } from "../gpu/tensor.ts";
+import type { Family, ModelConfig, StageOptions } from "../models/index.ts";
+import { cacheWords, type TemporarySpec, type WeightSpec } from "../nn/index.ts";
+import type { Checkpoint, CheckpointTensor } from "../safetensors/checkpoint.ts";
+
+/** One parameter: where it comes from, and what it takes. The loader walks these very objects. */
+export interface PlannedWeight {
+  readonly source: CheckpointTensor;
+  /** Every parameter that reads this tensor: two where a head is tied to the embedding. */
+  readonly specs: readonly WeightSpec[];
+  readonly deviceBytes: number;
+}
+
+/** One place for activations, cache or tables. */
+export interface PlannedBuffer {
+  readonly label: string;
+  readonly rows: number;
+  readonly columns: number;
+  readonly type: TemporarySpec["type"];
+  readonly deviceBytes: number;
+}
+
+export interface LoadPlan {
+  readonly options: StageOptions;
+  /** The most tokens that one pass takes. */
+  readonly maxTokens: number;
+  readonly weights: readonly PlannedWeight[];
+  readonly buffers: readonly PlannedBuffer[];
+  /** Bytes that the files give up. */
+  readonly readBytes: number;
+  readonly weightBytes: number;
+  readonly bufferBytes: number;
+  /** Everything on the device. */
+  readonly deviceBytes: number;
+  /** The largest tensor: the buffer a device should be able to hold, though weights can be split. */
+  readonly largestBytes: number;
+}
+
+/** The most rows of a call: their last tokens are gathered for the head. */
+export const MAX_ROWS = 1024;
+/** Logits are made for as many rows at a time as fit in here. */
+const LOGIT_BYTES = 16 * 2 ** 20;
+const MAX_LOGIT_ROWS = 64;
+/** A weight whose file has it transposed passes through the device in pieces of this size. */
+export const UPLOAD_BYTES = 8 * 2 ** 20;
+
+export const logitRowsFor = (vocabSize: number): number =>
+  Math.max(1, Math.min(MAX_LOGIT_ROWS, Math.floor(LOGIT_BYTES / (vocabSize * 4))));
+
+/** The names of the tensors that the span needs, whichever prefix the checkpoint uses. */
+export function neededNames(family: Family, config: ModelConfig, options: StageOptions): Set<string> {
+  const names = family.specs(config, options).flatMap((module) => module.weights.flatMap((weight) => weight.names));
+  return new Set(family.prefixes.flatMap((prefix) => names.map((name) => prefix + name)));
+}
+
+/**
+ * Everything that loading the span will do, decided without a device and without reading a tensor.
+ * @throws UserError `bad_model` when a parameter is missing or has another shape than the configuration says.
+ */
+export function planLoad(family: Family, config: ModelConfig, options: StageOptions, checkpoint: Checkpoint): LoadPlan {
+  const modules = family.specs(config, options);
+  const maxTokens = options.maxContext;
+
+  const bySource = new Map<CheckpointTensor, WeightSpec[]>();
+  for (const spec of modules.flatMap((module) => module.weights)) {
+    const source = findTensor(spec, family, checkpoint, options);
+    checkTensor(spec, source);
+    bySource.set(source, [...(bySource.get(source) ?? []), spec]);
+  }
+  const weights = [...bySource].map(([source, specs]) => ({ source, specs, deviceBytes: weightBytes(specs[0]!) }));
+  const buffers = planBuffers(
+    modules.flatMap((module) => module.temporaries),
+    config,
+    options,
+    maxTokens,
+  );
+
+  const totalWeights = sum(weights.map(({ deviceBytes }) => deviceBytes));
+  const totalBuffers = sum(buffers.map(({ deviceBytes }) => deviceBytes));
+  return {
+    options,
+    maxTokens,
+    weights,
+    buffers,
+    readBytes: sum(weights.map(({ source }) => source.end - source.begin)),
+    weightBytes: totalWeights,
+    bufferBytes: totalBuffers,
+    deviceBytes: totalWeights + totalBuffers,
+    largestBytes: Math.max(...[...weights, ...buffers].map(({ deviceBytes }) => deviceBytes)),
+  };
+}
+
+const weightBytes = ({ kind, rows, columns }: WeightSpec): number =>
+  tensorBytes(rows, columns, kind === "matrix" ? "bf16" : "f32");
+
+function findTensor(
+  spec: WeightSpec,
+  family: Family,
+  checkpoint: Checkpoint,
+  { span }: StageOptions,
+): CheckpointTensor {
+  for (const name of spec.names) {
+    for (const prefix of family.prefixes) {
+      const tensor = checkpoint.tensors.get(prefix + name);
+      if (tensor) return tensor;
+    }
+  }
+  throw new UserError(
+    "bad_model",
+    `layers ${formatSpan(span)} need the tensor ${spec.names.join(" or ")}, and no file of the checkpoint has it`,
+    `use a complete ${family.modelType} checkpoint; looked in ${checkpoint.files.map(({ name }) => name).join(", ")}`,
+  );
+}
+
+function checkTensor(spec: WeightSpec, { name, file, shape, dtype }: CheckpointTensor): void {
+  const { kind, rows, columns } = spec;
+  const expected = kind === "vector" ? [columns] : spec.storedTransposed ? [columns, rows] : [rows, columns];
+  if (shape.length !== expected.length || shape.some((size, i) => size !== expected[i])) {
+    throw new UserError(
+      "bad_model",
+      `${file.name}: tensor ${name} has the shape [${shape.join(", ")}], and config.json says [${expected.join(", ")}]`,
+      "use the config.json that belongs to these files",
+    );
+  }
+  if (dtype !== "F32" && dtype !== "F16" && dtype !== "BF16") {
+    throw new UserError(
+      "unsupported_model",
+      `${file.name}: tensor ${name} is ${dtype}, and meshnet reads F32, F16 and BF16`,
+      "use a checkpoint in one of these types",
+    );
+  }
+}
+
+/** What the modules asked for by label, and what every stage has: the cache, the tables, the way in and out. */
+function planBuffers(
+  temporaries: readonly TemporarySpec[],
+  { hiddenSize, vocabSize, kvHeads, headDim }: ModelConfig,
+  { logitRows }: StageOptions,
+  maxTokens: number,
+): PlannedBuffer[] {
+  const planned = new Map<string, PlannedBuffer>();
+  const plan = (label: string, rows: number, columns: number, type: TemporarySpec["type"]) => {
+    const earlier = planned.get(label);
+    if (!earlier) planned.set(label, { label, rows, columns, type, deviceBytes: tensorBytes(rows, columns, type) });
+    else if (earlier.rows !== rows || earlier.columns !== columns || earlier.type !== type) {
+      throw new Error(`two modules want different temporaries called ${label}`);
+    }
+  };
+
+  plan("stream", maxTokens, hiddenSize, "f32");
+  for (const { label, rows, columns, type } of temporaries)
+    plan(label, rows === "tokens" ? maxTokens : rows, columns, type);
+  plan("keys", maxTokens, cacheWords(kvHeads, headDim), "u32");
+  plan("values", maxTokens, cacheWords(kvHeads, headDim), "u32");
+  plan("tokens", maxTokens, 2, "u32");
+  plan("slots", 1, maxTokens, "u32");
+  plan("queries", maxTokens, 4, "u32");
+  plan("gather_index", 1, MAX_ROWS, "u32");
+  plan("gathered", logitRows, hiddenSize, "f32");
+  plan("argmax", 1, logitRows, "u32");
+  plan(
+    "wire",
+    1,
+    Math.ceil(Math.max(maxTokens * hiddenSize, planned.has("logits") ? logitRows * vocabSize : 0) / 2),
+    "u32",
+  );
+  plan("upload", 1, UPLOAD_BYTES / 4, "u32");
+  plan("nothing", 1, 4, "f32");
+  return [...planned.values()];
+}
