@@ -53,8 +53,10 @@ const FLAGS = [
 
 async function hashOfInputs(target: string): Promise<string> {
   const hash = new Bun.CryptoHasher("sha256").update(`${target} ${Bun.version}\n`);
-  const glob = new Glob("{src,shaders,dist/native}/**/*");
-  const files = ["package.json", "package-lock.json", ".ci/build.ts", ...(await Array.fromAsync(glob.scan(ROOT)))];
+  const files = ["package.json", "package-lock.json", ".ci/build.ts"];
+  for (const folder of ["src", "shaders", "dist/native"]) {
+    files.push(...(await Array.fromAsync(new Glob(`${folder}/**/*`).scan(ROOT))));
+  }
   for (const file of files.sort()) hash.update(`${file}\n`).update(await readFile(join(ROOT, file)));
   return hash.digest("hex");
 }

@@ -57,7 +57,7 @@ export const ERRORS = {
   does_not_fit: { status: 507, exit: 3 },
   bad_model: { status: 500, exit: 1 },
   unsupported_model: { status: 500, exit: 1 },
-  bad_range: { status: 500, exit: 1 },
+  bad_range: { status: 500, exit: 2 },
   no_device: { status: 500, exit: 1 },
   device_lost: { status: 503, exit: 1 },
   download: { status: 500, exit: 1 },

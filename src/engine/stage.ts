@@ -1,6 +1,6 @@
 import { formatBytes, sum } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
-import { formatSpan, isTail } from "../base/span.ts";
+import { formatSpan } from "../base/span.ts";
 import { Commands } from "../gpu/commands.ts";
 import type { Device } from "../gpu/device.ts";
 import { PipelineCache } from "../gpu/kernel.ts";
@@ -29,38 +29,40 @@ export interface StageSource {
  * @throws UserError `does_not_fit` when the device refuses the memory, `bad_model` when a file changed meanwhile.
  */
 export async function openStage(source: StageSource): Promise<GpuStage> {
-  const { device, plan, family, config } = source;
-  const maxBindingBytes = source.maxBindingBytes ?? device.maxBindingBytes;
+  const { device, plan } = source;
+  checkBindings(plan, device.maxBindingBytes);
   const store = new TensorStore(device);
   const commands = new Commands(device);
-  const pipelines = PipelineCache.of(device);
-
   device.gpu.pushErrorScope("out-of-memory");
-  try {
-    checkBindings(plan, device.maxBindingBytes);
-    const buffers = new Map(plan.buffers.map((b) => [b.label, store.create(b.label, b.rows, b.columns, b.type)]));
-    const upload = buffers.get("upload")!;
-    const weights = await loadWeights(plan, { ...source, store, commands, pipelines, upload, maxBindingBytes });
-    const context = { device, pipelines, weights, nothing: buffers.get("nothing")! };
-    const model = await family.build(config, plan.options, context);
-    const edges = await edgePipelines(pipelines, config);
-    return new GpuStage(source, model, edges, store, commands, buffers);
-  } catch (error) {
-    store.destroyAll();
-    commands.destroy();
-    throw error;
-  } finally {
-    const refused = await device.gpu.popErrorScope();
-    if (refused) {
-      store.destroyAll();
-      // oxlint-disable-next-line no-unsafe-finally: whatever failed, it failed for lack of memory
-      throw new UserError(
-        "does_not_fit",
-        `layers ${formatSpan(plan.options.span)} need ${formatBytes(plan.deviceBytes)}, and ${device.info.name} refused: ${refused.message}`,
-        "take fewer layers (--shard-end) or a shorter context (--max-context)",
-      );
-    }
-  }
+  const [loaded] = await Promise.allSettled([load(source, store, commands)]);
+  const refused = await device.gpu.popErrorScope();
+  if (loaded.status === "fulfilled" && !refused) return loaded.value;
+
+  store.destroyAll();
+  commands.destroy();
+  await device.reclaim();
+  if (!refused) throw (loaded as PromiseRejectedResult).reason;
+  throw new UserError(
+    "does_not_fit",
+    `layers ${formatSpan(plan.options.span)} need ${formatBytes(plan.deviceBytes)}, and ${device.info.name} refused: ${refused.message}`,
+    "take fewer layers (--shard-end) or a shorter context (--max-context)",
+  );
+}
+
+async function load(source: StageSource, store: TensorStore, commands: Commands): Promise<GpuStage> {
+  const { device, plan, family, config } = source;
+  const pipelines = PipelineCache.of(device);
+  const buffers = new Map(plan.buffers.map((b) => [b.label, store.create(b.label, b.rows, b.columns, b.type)]));
+  const upload = buffers.get("upload")!;
+  const maxBindingBytes = source.maxBindingBytes ?? device.maxBindingBytes;
+  const weights = await loadWeights(plan, { ...source, store, commands, pipelines, upload, maxBindingBytes });
+  const model = await family.build(config, plan.options, {
+    device,
+    pipelines,
+    weights,
+    nothing: buffers.get("nothing")!,
+  });
+  return new GpuStage(source, model, await edgePipelines(pipelines, config), store, commands, buffers);
 }
 
 /** Weights are split where they must be; activations are not. */
@@ -87,6 +89,9 @@ async function edgePipelines(pipelines: PipelineCache, { hiddenSize, vocabSize }
   };
 }
 
+/** Enough rows for the kernels that take many. */
+const PREFILL_WARM_UP_TOKENS = 16;
+
 export class GpuStage implements Stage {
   readonly info: StageInfo;
   #queue: Promise<unknown> = Promise.resolve();
@@ -112,6 +117,22 @@ export class GpuStage implements Stage {
   /** Bytes on the device, as allocated. */
   get allocatedBytes(): number {
     return this.store.allocatedBytes + this.commands.allocatedBytes;
+  }
+
+  /**
+   * Runs both ways through every kernel once, so that a driver that compiles at first use does so before the node says
+   * that it is ready.
+   */
+  async warmUp(): Promise<void> {
+    for (const tokens of [1, Math.min(PREFILL_WARM_UP_TOKENS, this.info.maxContext)]) {
+      const rows = [{ tokens, positionStart: 0 }];
+      await this.forward(
+        this.model.embed
+          ? { kind: "ids", rows, ids: new Int32Array(tokens) }
+          : { kind: "hidden", rows, hidden: new Uint16Array(tokens * this.info.hiddenSize) },
+        "token",
+      );
+    }
   }
 
   forward(input: StageInput, want: Want): Promise<StageOutput> {

@@ -1,0 +1,41 @@
+import { type ArgsDef, type CommandDef, type ParsedArgs, renderUsage } from "citty";
+import { environmentName, strictArgs } from "./strict.ts";
+
+/** A command as plain data: its flags, an example, and what it does with them. */
+export interface Command {
+  readonly name: string;
+  readonly description: string;
+  help(): Promise<string>;
+  run(words: readonly string[]): Promise<number>;
+}
+
+export function defineCommand<T extends ArgsDef>(spec: {
+  name: string;
+  description: string;
+  args: T;
+  examples: readonly string[];
+  /** Gives the exit code. */
+  run: (args: ParsedArgs<T>) => Promise<number>;
+}): Command {
+  const { name, description, args, examples } = spec;
+  return {
+    name,
+    description,
+    async help() {
+      const usage = await renderUsage({ meta: { name, description }, args } as CommandDef, {
+        meta: { name: "meshnet" },
+      });
+      const flags = Object.keys(args).filter((flag) => args[flag]!.type !== "positional");
+      return [
+        usage.replace(/ +$/gm, "").trimEnd(),
+        "",
+        "EXAMPLES",
+        "",
+        ...examples.map((example) => `  ${example}`),
+        "",
+        `Flags can also be given by the environment, as ${environmentName(flags[0]!)} for --${flags[0]}.`,
+      ].join("\n");
+    },
+    run: async (words) => spec.run(strictArgs(name, args, words, process.env) as ParsedArgs<T>),
+  };
+}

@@ -1,0 +1,26 @@
+import { generate as tokens } from "../mesh/generate.ts";
+import { defineCommand } from "./command.ts";
+import { wholeNumber } from "./flags.ts";
+
+/** `meshnet generate`: prints what a chain makes of a prompt, as it comes. */
+export const generate = defineCommand({
+  name: "generate",
+  description: "Continue a prompt on a chain of nodes, greedily",
+  args: {
+    prompt: { type: "positional", required: true, description: "The text to continue" },
+    head: { type: "string", required: true, valueHint: "URL", description: "The node that holds layer 0" },
+    "max-new-tokens": { type: "string", default: "64", valueHint: "N", description: "The most tokens to make" },
+  },
+  examples: ['meshnet generate "This program is free" --head http://127.0.0.1:8001 --max-new-tokens 24'],
+  async run(args) {
+    const maxNewTokens = wholeNumber("max-new-tokens", args["max-new-tokens"], 1)!;
+    process.stdout.write(args.prompt);
+    try {
+      for await (const { text } of tokens({ head: args.head, prompt: args.prompt, maxNewTokens }))
+        process.stdout.write(text);
+    } finally {
+      process.stdout.write("\n");
+    }
+    return 0;
+  },
+});

@@ -1,0 +1,126 @@
+import type { ArgsDef } from "citty";
+import { formatBytes } from "../base/bytes.ts";
+import { formatSpan } from "../base/span.ts";
+import { type NodeConfig, type NodePlan, planNode, startNode } from "../server/node.ts";
+import { defineCommand } from "./command.ts";
+import { logFlags, loggerOf, wholeNumber, wordList } from "./flags.ts";
+
+const flags = {
+  "model-id": {
+    type: "string",
+    required: true,
+    valueHint: "ID|DIR",
+    description: "A model on the Hugging Face Hub (openai-community/gpt2), or a directory that holds one",
+  },
+  "shard-start": {
+    type: "string",
+    default: "0",
+    valueHint: "N",
+    description: "The first layer; 0 makes this node the head",
+  },
+  "shard-end": {
+    type: "string",
+    valueHint: "M",
+    description: "The layer after the last one (default: the model's end)",
+  },
+  next: { type: "string", valueHint: "URL", description: "The node that holds the layers from --shard-end on" },
+  host: { type: "string", default: "127.0.0.1", valueHint: "H", description: "The address to listen on" },
+  port: { type: "string", default: "8000", valueHint: "P", description: "The port to listen on; 0 takes any free one" },
+  "allow-host": {
+    type: "string",
+    valueHint: "H,…",
+    description: "Host names by which this node may be called besides loopback",
+  },
+  "allow-origin": { type: "string", valueHint: "URL,…", description: "Web pages that may call this node" },
+  device: {
+    type: "string",
+    default: "auto",
+    valueHint: "auto|cpu|NAME",
+    description: "The adapter: any, a software one, or a part of its name",
+  },
+  "max-context": {
+    type: "string",
+    valueHint: "T",
+    description: "The longest sequence, in tokens (default: the model's own)",
+  },
+  revision: { type: "string", valueHint: "R", description: "A branch, tag or commit on the Hub (default: main)" },
+  "cache-dir": {
+    type: "string",
+    valueHint: "DIR",
+    description: "Where models are kept (default: Hugging Face's cache)",
+  },
+  offline: { type: "boolean", default: false, description: "Use only what is on this machine already" },
+  "dry-run": { type: "boolean", default: false, description: "Print what would be loaded, and stop" },
+  ...logFlags,
+} satisfies ArgsDef;
+
+/** `meshnet node`: serves a range of a model's layers until it is told to stop. */
+export const node = defineCommand({
+  name: "node",
+  description: "Serve a range of a model's layers",
+  args: flags,
+  examples: [
+    "meshnet node --model-id openai-community/gpt2 --shard-start 0 --shard-end 6 --port 8001 --next http://127.0.0.1:8002",
+    "meshnet node --model-id openai-community/gpt2 --shard-start 6 --shard-end 12 --port 8002",
+  ],
+  async run(args) {
+    const config: NodeConfig = {
+      modelId: args["model-id"],
+      revision: args.revision,
+      shardStart: wholeNumber("shard-start", args["shard-start"], 0)!,
+      shardEnd: wholeNumber("shard-end", args["shard-end"], 1),
+      next: args.next,
+      host: args.host,
+      port: wholeNumber("port", args.port, 0, 65_535)!,
+      allowedHosts: wordList(args["allow-host"]),
+      allowedOrigins: wordList(args["allow-origin"]),
+      device: args.device,
+      maxContext: wholeNumber("max-context", args["max-context"], 1),
+      offline: args.offline,
+      cacheDir: args["cache-dir"],
+    };
+    const surroundings = { log: loggerOf(args), env: process.env };
+    if (args["dry-run"]) {
+      console.log(describePlan(await planNode(config, surroundings)));
+      return 0;
+    }
+    const stopped = stopSignal();
+    const running = await Promise.race([startNode(config, surroundings), stopped]);
+    if (running === "stop") return 0;
+    try {
+      await Promise.race([stopped, running.failure]);
+    } finally {
+      surroundings.log.info("stopping");
+      await running.stop();
+    }
+    return 0;
+  },
+});
+
+/** Resolves at SIGTERM or SIGINT; at the second one the process ends at once. */
+function stopSignal(): Promise<"stop"> {
+  const { promise, resolve } = Promise.withResolvers<"stop">();
+  let asked = false;
+  for (const signal of ["SIGTERM", "SIGINT"] as const) {
+    process.on(signal, () => {
+      if (asked) process.exit(1);
+      asked = true;
+      resolve("stop");
+    });
+  }
+  return promise;
+}
+
+function describePlan({ snapshot, config, load }: NodePlan): string {
+  const { span, maxContext } = load.options;
+  const rows = [
+    ["model", `${snapshot.modelId} (${config.modelType}, ${span.total} layers)`],
+    ["layers", formatSpan(span)],
+    ["files", [...new Set(load.weights.map(({ source }) => source.file.name))].join(", ")],
+    ["read", `${formatBytes(load.readBytes)} in ${load.weights.length} tensors`],
+    ["weights", formatBytes(load.weightBytes)],
+    ["activations", `${formatBytes(load.bufferBytes)} for a context of ${maxContext} tokens`],
+    ["device", formatBytes(load.deviceBytes)],
+  ];
+  return rows.map(([name, value]) => `${name!.padEnd(12)} ${value}`).join("\n");
+}

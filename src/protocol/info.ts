@@ -1,0 +1,57 @@
+import { malformed, PROTOCOL_VERSION } from "./headers.ts";
+
+/** `GET /info`: what a node is, for the node before it and for people. */
+export interface NodeInfo {
+  /** protocol version */
+  readonly v: number;
+  /** Instance id: another one after a restart. */
+  readonly node: string;
+  readonly model_id: string;
+  readonly revision: string | null;
+  /** model digest */
+  readonly model: string;
+  /** tokenizer digest; a head has one */
+  readonly tokenizer: string | null;
+  /** layers of the whole model */
+  readonly layers: number;
+  readonly start: number;
+  readonly end: number;
+  readonly quantization: string;
+  readonly numerics: string;
+  readonly hidden_size: number;
+  readonly vocab_size: number;
+  readonly max_context: number;
+  readonly max_sessions: number;
+  readonly max_rows: number;
+  readonly device: string;
+  readonly memory: MemoryInfo;
+  readonly next: string | null;
+}
+
+/** Bytes of device memory: what the plan says, what is taken, what is free (null where nobody can tell). */
+export interface MemoryInfo {
+  readonly planned: number;
+  readonly allocated: number;
+  readonly available: number | null;
+}
+
+/**
+ * Checks what admission reads, and nothing else; of another protocol version, nothing but that. Throws UserError
+ * `malformed`.
+ */
+export function parseInfo(text: string): NodeInfo {
+  let info: Record<string, unknown> | null;
+  try {
+    info = JSON.parse(text);
+  } catch (cause) {
+    throw malformed("its /info is not JSON", "is it a meshnet node?", { cause });
+  }
+  if (Number.isSafeInteger(info?.["v"]) && info?.["v"] !== PROTOCOL_VERSION) return info as unknown as NodeInfo;
+  const wanted = { node: "string", model: "string", model_id: "string" } as const;
+  const counts = ["v", "start", "end", "layers", "hidden_size", "vocab_size"];
+  const odd =
+    Object.entries(wanted).find(([key, type]) => typeof info?.[key] !== type)?.[0] ??
+    counts.find((key) => !Number.isSafeInteger(info?.[key]));
+  if (odd === undefined) return info as unknown as NodeInfo;
+  throw malformed(`its /info has ${odd} ${JSON.stringify(info?.[odd]) ?? "missing"}`, "is it a meshnet node?");
+}

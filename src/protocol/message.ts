@@ -1,0 +1,63 @@
+import type { Span } from "../base/span.ts";
+import type { CallFields } from "./headers.ts";
+import type { Rectangle } from "./rectangle.ts";
+import type { RowFields, Want } from "./rows.ts";
+
+export type Spelling = "text" | "raw" | "container";
+
+/** What a call brings: T real tokens, row after row. */
+export type Payload =
+  | {
+      readonly kind: "ids";
+      /** [T] */ readonly ids: Int32Array;
+      /** The node tokenized them. */ readonly fromText: boolean;
+    }
+  | {
+      readonly kind: "hidden";
+      readonly hiddenSize: number;
+      /** [T, hiddenSize] bfloat16 */ readonly values: Uint16Array;
+    };
+
+export interface ForwardRow {
+  readonly tokens: number;
+  readonly positionStart: number;
+}
+
+/** A call that this node can run: everything in it has been checked against the node. */
+export interface ForwardRequest extends CallFields {
+  readonly spelling: Spelling;
+  readonly payload: Payload;
+  /** The rows that take part, each with at least one token. */
+  readonly rows: readonly ForwardRow[];
+  /** How the rows lay in the call, to lay the reply out in the same way. Undefined: as rows, in a container. */
+  readonly rectangle: Rectangle | undefined;
+  readonly want: Want;
+}
+
+/** What a call is checked against. */
+export interface NodeFacts {
+  readonly span: Span;
+  readonly hiddenSize: number;
+  readonly vocabSize: number;
+  readonly maxContext: number;
+  readonly maxRows: number;
+  /** The model digest. */
+  readonly model: string;
+  /** A head's tokenizer. */
+  readonly encode?: (text: string, addSpecialTokens: boolean) => number[];
+}
+
+/** What each spelling is read into: all rows as they came, those that take no part included. */
+export interface Draft {
+  readonly spelling: Spelling;
+  readonly call: CallFields;
+  readonly payload: Payload;
+  readonly lengths: readonly number[];
+  readonly fields: readonly RowFields[];
+  readonly rectangle: Rectangle | undefined;
+}
+
+export interface Message {
+  readonly headers: Headers;
+  readonly body: Uint8Array;
+}

@@ -1,0 +1,59 @@
+import { UserError } from "../base/errors.ts";
+import { checkLengths, checkPayload } from "./check.ts";
+import { CONTAINER_TYPE } from "./container.ts";
+import { checkContentDigest } from "./digest.ts";
+import { readContainer } from "./frame.ts";
+import type { Draft, ForwardRequest, Message, NodeFacts } from "./message.ts";
+import { RAW_TYPE, readRaw } from "./raw.ts";
+import { onlyStateless } from "./rows.ts";
+import { readJson, readText } from "./text.ts";
+
+/**
+ * Reads a `POST /forward` in any of its spellings.
+ *
+ * Throws UserError: `malformed`, `corrupt`, `version_mismatch`, `unsupported_spelling`, `from_layer`, `model_mismatch`, and
+ * the ones for calls that are well-formed and impossible (`hidden_size`, `token_id`, `right_padding`, …).
+ */
+export function parseForward(message: Message, node: NodeFacts): ForwardRequest {
+  const read = readerOf(message.headers);
+  checkContentDigest(message.headers, message.body);
+  const draft = read(message, node);
+
+  const want = onlyStateless(draft.fields);
+  const rows = draft.lengths.map((tokens, row) => ({ tokens, positionStart: draft.fields[row]?.positionStart ?? 0 }));
+  checkLengths(draft, node);
+  checkPayload(draft, node);
+  const { spelling, call, payload, rectangle } = draft;
+  return { ...call, spelling, payload, rows: rows.filter(({ tokens }) => tokens > 0), rectangle, want };
+}
+
+function readerOf(headers: Headers): (message: Message, node: NodeFacts) => Draft {
+  const [type = "", ...parameters] = (headers.get("Content-Type") ?? "")
+    .split(";")
+    .map((part) => part.trim().toLowerCase());
+  const charset = parameters
+    .find((part) => part.startsWith("charset="))
+    ?.slice("charset=".length)
+    .replaceAll('"', "");
+  switch (type) {
+    case "text/plain":
+    case "application/json":
+      if (charset === undefined || charset === "utf-8" || charset === "utf8")
+        return type === "text/plain" ? readText : readJson;
+      throw new UserError(
+        "unsupported_spelling",
+        `the text is in ${charset}, and this node reads utf-8`,
+        "send it as utf-8",
+      );
+    case RAW_TYPE:
+      return readRaw;
+    case CONTAINER_TYPE:
+      return readContainer;
+    default:
+      throw new UserError(
+        "unsupported_spelling",
+        type === "" ? "the call has no content-type" : `the content-type is ${type}`,
+        "send text/plain or application/json (text), application/octet-stream (hidden states) or application/x-safetensors",
+      );
+  }
+}

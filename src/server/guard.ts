@@ -1,0 +1,46 @@
+import { UserError } from "../base/errors.ts";
+
+export interface Allowed {
+  /** Names and addresses under which this node may be called, beside loopback: the host it is bound to, …. */
+  readonly hosts: readonly string[];
+  /** Origins of web pages that may call it, as a browser writes them: `https://example.org`. */
+  readonly origins: readonly string[];
+}
+
+/**
+ * Keeps web pages out. A page may send a `text/plain` POST to any address without asking (its `Origin` tells), and a
+ * name that its owner points at 127.0.0.1 looks like the page's own server (its `Host` tells).
+ *
+ * Throws UserError `forbidden_host` or `forbidden_origin`.
+ */
+export function guard(headers: Headers, allowed: Allowed): void {
+  const host = headers.get("Host") ?? "";
+  const name = hostName(host);
+  if (name === undefined || !(isLoopback(name) || allowed.hosts.some((known) => hostName(known) === name))) {
+    throw new UserError(
+      "forbidden_host",
+      `the call is addressed to the host "${host}", and this node answers to loopback${listed(allowed.hosts)}`,
+      "call it by one of these names, or start it with --host NAME",
+    );
+  }
+  const origin = headers.get("Origin");
+  if (origin === null || allowed.origins.includes(origin)) return;
+  throw new UserError(
+    "forbidden_origin",
+    `a web page of ${origin} made this call, and this node takes calls from no page${listed(allowed.origins, " but those of ")}`,
+    "call it from a program instead",
+  );
+}
+
+/** Of `name`, `name:port`, `1.2.3.4:port`, `[::1]:port` or a bare IPv6 address; undefined where it is none of them. */
+function hostName(host: string): string | undefined {
+  const text = host.toLowerCase();
+  if (/^[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*$/.test(text)) return text;
+  const match = /^(?:\[([0-9a-f:.]+)\]|([^:[\]/@\s]+?)\.?)(?::\d{1,5})?$/.exec(text);
+  return match?.[1] ?? match?.[2];
+}
+
+const isLoopback = (name: string): boolean =>
+  name === "localhost" || name === "::1" || /^127\.\d{1,3}\.\d{1,3}\.\d{1,3}$/.test(name);
+
+const listed = (names: readonly string[], before = ", "): string => (names.length > 0 ? before + names.join(", ") : "");

@@ -1,0 +1,216 @@
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { formatBytes } from "../base/bytes.ts";
+import { UserError } from "../base/errors.ts";
+import type { Logger } from "../base/log.ts";
+import { formatSpan, isHead, isTail, type Span } from "../base/span.ts";
+import { numericsId } from "../engine/numerics.ts";
+import { type GpuStage, openStage } from "../engine/stage.ts";
+import { type Device, openDevice } from "../gpu/device.ts";
+import { modelDigest } from "../hub/digest.ts";
+import type { Environment } from "../hub/settings.ts";
+import { resolveModel, smallFiles, type Snapshot } from "../hub/snapshot.ts";
+import { Admission } from "../mesh/admission.ts";
+import { NextNode } from "../mesh/next-node.ts";
+import { type Family, type ModelConfig, readModel } from "../models/index.ts";
+import { neededFiles, openCheckpoint } from "../safetensors/checkpoint.ts";
+import { loadTokenizer } from "../tokenizer/tokenizer.ts";
+import { type LoadPlan, logitRowsFor, neededNames, planLoad } from "../weights/plan.ts";
+import { createApp } from "./app.ts";
+import { checkPort, serve } from "./serve.ts";
+
+export interface NodeConfig {
+  /** A directory or a Hub id. */
+  readonly modelId: string;
+  readonly revision?: string;
+  readonly shardStart: number;
+  /** Default: the model's last layer. */
+  readonly shardEnd?: number;
+  /** URL of the node with the next layers. */
+  readonly next?: string;
+  readonly host: string;
+  readonly port: number;
+  /** Hosts by which the node may be called besides loopback and `host`. */
+  readonly allowedHosts: readonly string[];
+  readonly allowedOrigins: readonly string[];
+  readonly device: string;
+  /** Tokens; default and most: the model's own limit. */
+  readonly maxContext?: number;
+  readonly offline: boolean;
+  readonly cacheDir?: string;
+}
+
+export interface Surroundings {
+  readonly log: Logger;
+  readonly env: Environment;
+}
+
+/** What a node will do, known before a device is opened. */
+export interface NodePlan {
+  readonly snapshot: Snapshot;
+  readonly family: Family;
+  readonly config: ModelConfig;
+  readonly eosTokenIds: readonly number[];
+  readonly load: LoadPlan;
+}
+
+export interface RunningNode {
+  readonly url: string;
+  /** Rejects when the node cannot go on: it does not fit its next node, or its device is lost. */
+  readonly failure: Promise<never>;
+  /** Finishes what runs, then frees everything. */
+  stop(): Promise<void>;
+}
+
+/** Finds the model, fetches what the span needs, and decides what goes where. */
+export async function planNode(config: NodeConfig, { log, env }: Surroundings): Promise<NodePlan> {
+  const snapshot = await resolveModel({ ...config, env, log });
+  await snapshot.fetch(smallFiles(snapshot));
+  const json = readJson(snapshot, "config.json");
+  const { family, config: model } = readModel(json);
+  const span = spanOf(config, model);
+  const options = { span, maxContext: contextOf(config, model), logitRows: logitRowsFor(model.vocabSize) };
+
+  const names = neededNames(family, model, options);
+  const needs = (name: string) => names.has(name);
+  await snapshot.fetch(neededFiles(snapshot.directory, { needs }));
+  const checkpoint = openCheckpoint(snapshot.directory, { needs });
+  const load = planLoad(family, model, options, checkpoint);
+  return { snapshot, family, config: model, eosTokenIds: eosTokenIds(snapshot, json), load };
+}
+
+/** Loads the span and serves it. Resolves when the node listens; it is ready once its next node is. */
+export async function startNode(config: NodeConfig, surroundings: Surroundings): Promise<RunningNode> {
+  const { log, env } = surroundings;
+  checkPort(config); // before minutes of loading, not after
+  const plan = await planNode(config, surroundings);
+  const { load, snapshot } = plan;
+  const { span } = load.options;
+  log.info("plan", {
+    layers: `${formatSpan(span)} of ${span.total}`,
+    role: isHead(span) && isTail(span) ? "head and tail" : isHead(span) ? "head" : isTail(span) ? "tail" : "middle",
+    read: formatBytes(load.readBytes),
+    device: formatBytes(load.deviceBytes),
+    context: load.options.maxContext,
+  });
+  const tokenizer = isHead(span) ? await loadTokenizer(snapshot.directory) : undefined;
+  const digest = await modelDigest(snapshot, env);
+
+  const failure = Promise.withResolvers<never>();
+  failure.promise.catch(() => {}); // whoever runs the node looks at it
+  const device = await openDevice({
+    select: config.device,
+    log,
+    wanted: { bufferBytes: load.largestBytes, bindingBytes: load.largestBytes },
+    onLost: (message) => failure.reject(deviceLost(device, message)),
+  });
+  const stage = await loadStage(plan, device, log);
+
+  const { hiddenSize, vocabSize } = stage.info;
+  const own = { model: digest, end: span.end, hiddenSize, vocabSize };
+  const next =
+    config.next === undefined ? undefined : new Admission({ next: new NextNode({ url: config.next, own }), log });
+  const identity = {
+    node: crypto.randomUUID(),
+    modelId: snapshot.modelId,
+    revision: snapshot.revision === "local" ? null : snapshot.revision,
+    modelDigest: digest,
+    quantization: "bfloat16",
+    numerics: numericsId(device, "bfloat16"),
+    device: device.info.name,
+  };
+  const memory = () => ({ planned: load.deviceBytes, allocated: stage.allocatedBytes, available: null });
+  const allowed = { hosts: [config.host, ...config.allowedHosts], origins: config.allowedOrigins };
+  const server = serve(createApp({ stage, tokenizer, identity, next, log, memory, allowed }), {
+    hostname: config.host,
+    port: config.port,
+  });
+  next?.start().catch(failure.reject);
+  log.info("listening", { url: server.url, layers: formatSpan(span), model: snapshot.modelId });
+
+  return {
+    url: server.url,
+    failure: failure.promise,
+    async stop() {
+      next?.stop();
+      await server.stop();
+      stage.destroy();
+      device.destroy();
+    },
+  };
+}
+
+async function loadStage(plan: NodePlan, device: Device, log: Logger): Promise<GpuStage> {
+  const began = performance.now();
+  let said = began;
+  const stage = await openStage({
+    ...plan,
+    plan: plan.load,
+    device,
+    onProgress: (bytes, total) => {
+      if (performance.now() - said < PROGRESS_MS) return;
+      said = performance.now();
+      log.info("loading", { read: formatBytes(bytes), of: formatBytes(total) });
+    },
+  });
+  const loaded = performance.now();
+  await stage.warmUp();
+  log.info("loaded", {
+    seconds: ((loaded - began) / 1000).toFixed(1),
+    warmUpSeconds: ((performance.now() - loaded) / 1000).toFixed(1),
+    device: formatBytes(stage.allocatedBytes),
+  });
+  return stage;
+}
+
+const PROGRESS_MS = 2_000;
+
+function spanOf({ shardStart: start, shardEnd }: NodeConfig, { layers: total }: ModelConfig): Span {
+  const end = shardEnd ?? total;
+  const hint = `this model has layers 0 to ${total}: take --shard-start from 0 to ${total - 1} and --shard-end from above it to ${total}`;
+  if (end > total) throw new UserError("bad_range", `--shard-end ${end} is beyond the model's ${total} layers`, hint);
+  if (start >= end) throw new UserError("bad_range", `--shard-start ${start} is not below --shard-end ${end}`, hint);
+  return { start, end, total };
+}
+
+function contextOf({ maxContext }: NodeConfig, { maxPositions }: ModelConfig): number {
+  if (maxContext === undefined || maxContext <= maxPositions) return maxContext ?? maxPositions;
+  throw new UserError(
+    "bad_usage",
+    `--max-context ${maxContext} is more than the model's ${maxPositions} positions`,
+    `take ${maxPositions} or fewer`,
+  );
+}
+
+function readJson({ directory }: Snapshot, name: string): Record<string, unknown> {
+  const path = join(directory, name);
+  const hint = "give the directory of a model in Hugging Face's layout, or its id on the Hub";
+  let text: string;
+  try {
+    text = readFileSync(path, "utf8");
+  } catch (cause) {
+    throw new UserError("bad_model", `${directory} has no ${name} that can be read`, hint, { cause });
+  }
+  try {
+    const json: unknown = JSON.parse(text);
+    if (typeof json === "object" && json !== null && !Array.isArray(json)) return json as Record<string, unknown>;
+  } catch (cause) {
+    throw new UserError("bad_model", `${path} is not JSON: ${(cause as Error).message}`, hint, { cause });
+  }
+  throw new UserError("bad_model", `${path} is not a JSON object`, hint);
+}
+
+/** generation_config.json has the word, else config.json; one id or several. */
+function eosTokenIds(snapshot: Snapshot, config: Record<string, unknown>): number[] {
+  const hasOwn = snapshot.files.some((file) => file.name === "generation_config.json");
+  const generation = hasOwn ? readJson(snapshot, "generation_config.json") : {};
+  const value = generation["eos_token_id"] ?? config["eos_token_id"];
+  return [value].flat().filter((id): id is number => Number.isSafeInteger(id));
+}
+
+const deviceLost = (device: Device, message: string): UserError =>
+  new UserError(
+    "device_lost",
+    `the device ${device.info.name} is lost: ${message}`,
+    "start the node again; if it happens again, look at the driver's log",
+  );

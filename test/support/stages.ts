@@ -1,0 +1,49 @@
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { type GpuStage, openStage } from "../../src/engine/stage.ts";
+import type { StageInput, Want } from "../../src/engine/types.ts";
+import type { Device } from "../../src/gpu/device.ts";
+import { readModel } from "../../src/models/index.ts";
+import { bf16ArrayToF32 } from "../../src/quant/bf16.ts";
+import { openCheckpoint } from "../../src/safetensors/checkpoint.ts";
+import { logitRowsFor, neededNames, planLoad } from "../../src/weights/plan.ts";
+
+export interface StageRange {
+  start?: number;
+  end?: number;
+  maxContext?: number;
+  maxBindingBytes?: number;
+}
+
+/** A span of a fixture on a device, by the same steps as `meshnet node`. */
+export async function openFixture(device: Device, directory: string, range: StageRange = {}): Promise<GpuStage> {
+  const { family, config } = readModel(JSON.parse(readFileSync(join(directory, "config.json"), "utf8")));
+  const span = { start: range.start ?? 0, end: range.end ?? config.layers, total: config.layers };
+  const maxContext = range.maxContext ?? Math.min(config.maxPositions, 256);
+  const options = { span, maxContext, logitRows: logitRowsFor(config.vocabSize) };
+  const names = neededNames(family, config, options);
+  const plan = planLoad(family, config, options, openCheckpoint(directory, { needs: (name) => names.has(name) }));
+  return openStage({ device, family, config, plan, eosTokenIds: [], maxBindingBytes: range.maxBindingBytes });
+}
+
+export const idsInput = (...rows: ArrayLike<number>[]): StageInput => ({
+  kind: "ids",
+  rows: rows.map((row) => ({ tokens: row.length, positionStart: 0 })),
+  ids: Int32Array.from(rows.flatMap((row) => Array.from(row))),
+});
+
+/** The bfloat16 values that a stage or a chain of stages gives for these ids. */
+export async function bits(stages: readonly GpuStage[], input: StageInput, want: Want): Promise<Uint16Array> {
+  let next = input;
+  for (const stage of stages.slice(0, -1)) {
+    const output = await stage.forward(next, want);
+    if (output.kind !== "hidden") throw new Error(`a stage before the tail gave ${output.kind}`);
+    next = { kind: "hidden", rows: input.rows, hidden: output.values };
+  }
+  const output = await stages.at(-1)!.forward(next, want);
+  if (!("values" in output)) throw new Error(`the last stage gave ${output.kind}`);
+  return output.values;
+}
+
+export const floats = async (...args: Parameters<typeof bits>): Promise<Float32Array> =>
+  bf16ArrayToF32(await bits(...args));
