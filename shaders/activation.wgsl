@@ -15,16 +15,23 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   switch ACTIVATION {
     case 0u: { x[i] = gelu_tanh(x[i]); }
     case 1u: { x[i] = gelu_erf(x[i]); }
-    case 2u: { x[i] = x[i] * sigmoid(1.702 * x[i]); }
+    case 2u: { x[i] = x[i] * sigmoid(1.702 * bounded(x[i])); }
     case 3u: { x[i] = x[i] * sigmoid(x[i]); }
-    default: { x[i] = max(x[i], 0.0); }
+    default: { x[i] = select(x[i], 0.0, x[i] < 0.0); } // max could lose a NaN
   }
 }
 
 // x/2 (1 + tanh(z)) with z = sqrt(2/π) (x + 0.044715 x³) is x sigmoid(2z): the built-in tanh may be off by 1e-5.
 fn gelu_tanh(value: f32) -> f32 {
-  let z = 0.7978845608028654 * fma(0.044715 * value * value, value, value);
+  let v = bounded(value);
+  let z = 0.7978845608028654 * fma(0.044715 * v * v, v, v);
   return value * sigmoid(2.0 * z);
+}
+
+// Beyond ±128 every tail here is zero in float32; unbounded, a cube or a square would overflow, and a compiler may assume
+// that nothing does.
+fn bounded(value: f32) -> f32 {
+  return clamp(value, -128.0, 128.0);
 }
 
 // Never exp of a large positive number, which would overflow.
@@ -35,7 +42,7 @@ fn sigmoid(value: f32) -> f32 {
 
 // x/2 (1 + erf(x/√2)). WGSL has no erf.
 fn gelu_erf(value: f32) -> f32 {
-  return 0.5 * value * erfc_negative(value);
+  return 0.5 * value * erfc_negative(bounded(value));
 }
 
 // 1 + erf(x/√2) = erfc(-x/√2), by the rational Chebyshev fit of W. Press et al. (Numerical Recipes, erfcc),

@@ -1,6 +1,7 @@
 // y[t, :] = bf16(token_table[id[t], :] + position_table[position[t], :])
 //
-// token_table: the rows [first_id, first_id + ids) of the embedding; tokens of other rows are left to another dispatch.
+// token_table: the rows [first_id, first_id + ids) of the embedding, and position_table likewise; tokens of other rows
+// are left to another dispatch.
 // Tables: [rows, STRIDE] bfloat16, two to a word; y: [tokens, STRIDE]. One invocation makes two columns.
 override STRIDE: u32;
 override WORKGROUP: u32;
@@ -8,6 +9,8 @@ override WORKGROUP: u32;
 struct Params {
   first_id: u32,
   ids: u32,
+  first_position: u32,
+  positions: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -21,13 +24,14 @@ fn main(@builtin(global_invocation_id) invocation: vec3<u32>) {
   let column2 = invocation.x;
   let token = invocation.y;
   let id = tokens[token].x - params.first_id; // wraps far above `ids` for an earlier row
-  if (column2 >= STRIDE / 2u || id >= params.ids) {
+  let position = tokens[token].y - params.first_position;
+  if (column2 >= STRIDE / 2u || id >= params.ids || position >= params.positions) {
     return;
   }
-  let word = token_table[id * (STRIDE / 2u) + column2];
-  let position = position_table[tokens[token].y * (STRIDE / 2u) + column2];
+  let a = token_table[id * (STRIDE / 2u) + column2];
+  let b = position_table[position * (STRIDE / 2u) + column2];
   y[token * (STRIDE / 2u) + column2] = vec2<f32>(
-    round_bf16(unpack_low(word) + unpack_low(position)),
-    round_bf16(unpack_high(word) + unpack_high(position)),
+    round_bf16(unpack_low(a) + unpack_low(b)),
+    round_bf16(unpack_high(a) + unpack_high(b)),
   );
 }

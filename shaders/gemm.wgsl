@@ -1,14 +1,15 @@
 // y[row, first_output + n] = Σ_k x[row, k] * weight8(n, k) + bias[first_output + n], for many rows      (prefill)
 //
-// A workgroup of 8 × 8 lanes makes a tile of 32 rows × 32 outputs, each lane 4 × 4 of them in registers. 32 columns of
-// both operands at a time pass through workgroup memory, stored column by column so that a lane reads its four as one.
+// A workgroup of 8 × 8 lanes makes a tile of 32 rows × 32 outputs, each lane 4 × 4 of them in registers, eight apart.
+// 32 columns of both operands at a time pass through workgroup memory, where a lane reads four columns of a row at once.
 // The order of addition is that of `gemv`: within a block of 32 columns from first to last, then block by block.
 override STRIDE_OUT: u32;
 override HAS_BIAS: u32; // 0: `bias` is not read
 override ROUND: u32; // 1: the output is rounded to bfloat16
 
 const TILE = 32u;
-const QUAD = 8u; // lanes along a side of the tile, each of four rows or outputs
+const SIDE = 8u; // lanes along a side of the tile; a lane's rows (and outputs) are SIDE apart
+const LINE = 9u; // vec4s from one row to the next: 8, and one so that neighbouring lanes read from different banks
 
 struct Params {
   rows: u32,
@@ -21,84 +22,75 @@ struct Params {
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;
 
-var<workgroup> x_tile: array<array<f32, TILE>, TILE>; // [column][row]
-var<workgroup> w_tile: array<array<f32, TILE>, TILE>; // [column][output]
+var<workgroup> x_tile: array<vec4<f32>, TILE * LINE>;
+var<workgroup> w_tile: array<vec4<f32>, TILE * LINE>;
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
   let first_row = group.y * TILE;
   let first_output = group.x * TILE;
-  let my_rows = (local / QUAD) * 4u;
-  let my_outputs = (local % QUAD) * 4u;
-  let columns8 = WEIGHT_STRIDE / 8u;
+  let my_row = local / SIDE;
+  let my_output = local % SIDE;
 
   var total = mat4x4<f32>(); // total[r][n]
-  for (var block8 = 0u; block8 < columns8; block8 += 4u) {
-    // 32 rows × 4 loads of eight columns: two for each lane, of both operands.
-    for (var load = local; load < TILE * 4u; load += 64u) {
-      let line = load / 4u;
-      let k8 = block8 + load % 4u;
-      let row = first_row + line;
-      let output = first_output + line;
-      var x8 = mat2x4<f32>();
-      var w8 = mat2x4<f32>();
-      if (k8 < columns8) {
-        if (row < params.rows) {
-          x8 = mat2x4<f32>(x[(row * columns8 + k8) * 2u], x[(row * columns8 + k8) * 2u + 1u]);
-        }
-        if (output < params.outputs) {
-          w8 = weight8(output, k8);
-        }
-      }
-      // Written out: indexing a matrix by a variable would put it in memory.
-      let k = (load % 4u) * 8u;
-      x_tile[k][line] = x8[0].x;
-      x_tile[k + 1u][line] = x8[0].y;
-      x_tile[k + 2u][line] = x8[0].z;
-      x_tile[k + 3u][line] = x8[0].w;
-      x_tile[k + 4u][line] = x8[1].x;
-      x_tile[k + 5u][line] = x8[1].y;
-      x_tile[k + 6u][line] = x8[1].z;
-      x_tile[k + 7u][line] = x8[1].w;
-      w_tile[k][line] = w8[0].x;
-      w_tile[k + 1u][line] = w8[0].y;
-      w_tile[k + 2u][line] = w8[0].z;
-      w_tile[k + 3u][line] = w8[0].w;
-      w_tile[k + 4u][line] = w8[1].x;
-      w_tile[k + 5u][line] = w8[1].y;
-      w_tile[k + 6u][line] = w8[1].z;
-      w_tile[k + 7u][line] = w8[1].w;
+  for (var block8 = 0u; block8 < WEIGHT_STRIDE / 8u; block8 += 4u) {
+    // 32 lines × 4 loads of eight columns, of both operands: two for each lane.
+    for (var index = local; index < TILE * 4u; index += SIDE * SIDE) {
+      load(first_row, first_output, block8, index);
     }
     workgroupBarrier();
 
     var block = mat4x4<f32>();
-    for (var k = 0u; k < TILE; k++) {
-      let w = vec4<f32>(
-        w_tile[k][my_outputs], w_tile[k][my_outputs + 1u], w_tile[k][my_outputs + 2u], w_tile[k][my_outputs + 3u],
-      );
-      block[0] = fma(vec4<f32>(x_tile[k][my_rows]), w, block[0]);
-      block[1] = fma(vec4<f32>(x_tile[k][my_rows + 1u]), w, block[1]);
-      block[2] = fma(vec4<f32>(x_tile[k][my_rows + 2u]), w, block[2]);
-      block[3] = fma(vec4<f32>(x_tile[k][my_rows + 3u]), w, block[3]);
+    for (var k4 = 0u; k4 < TILE / 4u; k4++) {
+      let w = transpose(mat4x4<f32>(
+        w_tile[my_output * LINE + k4],
+        w_tile[(my_output + SIDE) * LINE + k4],
+        w_tile[(my_output + 2u * SIDE) * LINE + k4],
+        w_tile[(my_output + 3u * SIDE) * LINE + k4],
+      ));
+      block[0] = multiply_add(x_tile[my_row * LINE + k4], w, block[0]);
+      block[1] = multiply_add(x_tile[(my_row + SIDE) * LINE + k4], w, block[1]);
+      block[2] = multiply_add(x_tile[(my_row + 2u * SIDE) * LINE + k4], w, block[2]);
+      block[3] = multiply_add(x_tile[(my_row + 3u * SIDE) * LINE + k4], w, block[3]);
     }
     total += block;
     workgroupBarrier();
   }
 
-  let row = first_row + my_rows;
-  let output = first_output + my_outputs;
-  store4(row, output, total[0]);
-  store4(row + 1u, output, total[1]);
-  store4(row + 2u, output, total[2]);
-  store4(row + 3u, output, total[3]);
+  var sums = total; // a copy: what is indexed by a variable may have to lie in memory
+  for (var i = 0u; i < 16u; i++) {
+    store(first_row + my_row + (i / 4u) * SIDE, first_output + my_output + (i % 4u) * SIDE, sums[i / 4u][i % 4u]);
+  }
 }
 
-// Four neighbouring outputs of one row.
-fn store4(row: u32, output: u32, sums: vec4<f32>) {
-  store(row, output, sums.x);
-  store(row, output + 1u, sums.y);
-  store(row, output + 2u, sums.z);
-  store(row, output + 3u, sums.w);
+// Eight columns of one row of x and of one row of the weight; zeros beyond their ends.
+fn load(first_row: u32, first_output: u32, block8: u32, index: u32) {
+  let line = index / 4u;
+  let k8 = block8 + index % 4u;
+  let row = first_row + line;
+  let output = first_output + line;
+  let columns8 = WEIGHT_STRIDE / 8u;
+  var x8 = mat2x4<f32>();
+  var w8 = mat2x4<f32>();
+  if (k8 < columns8 && row < params.rows) {
+    x8 = mat2x4<f32>(x[(row * columns8 + k8) * 2u], x[(row * columns8 + k8) * 2u + 1u]);
+  }
+  if (k8 < columns8 && output < params.outputs) {
+    w8 = weight8(output, k8);
+  }
+  let at = line * LINE + (index % 4u) * 2u;
+  x_tile[at] = x8[0];
+  x_tile[at + 1u] = x8[1];
+  w_tile[at] = w8[0];
+  w_tile[at + 1u] = w8[1];
+}
+
+// Four columns, one after another, into four outputs of one row. w[k] holds column k of the four outputs.
+fn multiply_add(x4: vec4<f32>, w: mat4x4<f32>, sums: vec4<f32>) -> vec4<f32> {
+  var next = fma(vec4<f32>(x4.x), w[0], sums);
+  next = fma(vec4<f32>(x4.y), w[1], next);
+  next = fma(vec4<f32>(x4.z), w[2], next);
+  return fma(vec4<f32>(x4.w), w[3], next);
 }
 
 fn store(row: u32, output: u32, sum: f32) {

@@ -3,7 +3,7 @@
 // nor on which kernel makes them.
 const KEYS = 32u;
 // Below every score that a model can make; not -inf, which a compiler may assume away.
-const LOWEST = -3.0e38;
+const LOWEST = -1.0e38;
 
 // A run of neighbouring queries of one sequence. The sequence's position p lies at cache slot first_slot + p.
 struct Queries {

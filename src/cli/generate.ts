@@ -14,12 +14,14 @@ export const generate = defineCommand({
   examples: ['meshnet generate "This program is free" --head http://127.0.0.1:8001 --max-new-tokens 24'],
   async run(args) {
     const maxNewTokens = wholeNumber("max-new-tokens", args["max-new-tokens"], 1)!;
-    process.stdout.write(args.prompt);
+    let said = false;
     try {
-      for await (const { text } of tokens({ head: args.head, prompt: args.prompt, maxNewTokens }))
-        process.stdout.write(text);
+      for await (const { text } of tokens({ head: args.head, prompt: args.prompt, maxNewTokens })) {
+        process.stdout.write(said ? text : args.prompt + text);
+        said = true;
+      }
     } finally {
-      process.stdout.write("\n");
+      if (said) process.stdout.write("\n"); // also after half a text: the error has a line of its own
     }
     return 0;
   },

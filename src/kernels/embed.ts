@@ -8,6 +8,6 @@ export const embed = defineKernel({
   source: [bf16, source],
   bindings: { tokens: "read", token_table: "read", position_table: "read", y: "read_write" },
   constants: ["STRIDE", "WORKGROUP"],
-  params: { first_id: "u32", ids: "u32" },
+  params: { first_id: "u32", ids: "u32", first_position: "u32", positions: "u32" },
   workgroups: overRows(2),
 });

@@ -69,7 +69,12 @@ function flatten(tree: object): ModuleSpec<unknown>[] {
 
 async function buildTree(tree: object, context: BuildContext): Promise<unknown> {
   if (isSpec(tree)) return tree.build(context);
-  if (Array.isArray(tree)) return Promise.all(tree.map((child) => buildTree(child, context)));
+  // One after another: a software driver takes tens of megabytes for each kernel that it compiles.
+  if (Array.isArray(tree)) {
+    const list: unknown[] = [];
+    for (const child of tree) list.push(await buildTree(child, context));
+    return list;
+  }
   const built: Record<string, unknown> = {};
   for (const [name, child] of Object.entries(tree)) built[name] = child && (await buildTree(child, context));
   return built;

@@ -40,22 +40,22 @@ export class PositionEmbedding {
     private readonly positions: Matrix,
     private readonly pipeline: Pipeline<
       "tokens" | "token_table" | "position_table" | "y",
-      "first_id" | "ids",
+      "first_id" | "ids" | "first_position" | "positions",
       { rows: number; columns: number }
     >,
   ) {}
 
   forward(pass: Pass): Activations {
     const y = pass.temporaries.get(this.output);
-    const [positions, another] = this.positions.parts;
-    if (!positions || another) throw new Error("the position table lies in several parts");
-    for (const { firstRow, tensor } of this.tokens.parts) {
-      pass.commands.dispatch(
-        this.pipeline,
-        { tokens: pass.tokenTable, token_table: tensor, position_table: positions.tensor, y },
-        { first_id: firstRow, ids: tensor.rows },
-        { rows: pass.tokens, columns: y.stride },
-      );
+    for (const { firstRow: first_id, tensor: token_table } of this.tokens.parts) {
+      for (const { firstRow: first_position, tensor: position_table } of this.positions.parts) {
+        pass.commands.dispatch(
+          this.pipeline,
+          { tokens: pass.tokenTable, token_table, position_table, y },
+          { first_id, ids: token_table.rows, first_position, positions: position_table.rows },
+          { rows: pass.tokens, columns: y.stride },
+        );
+      }
     }
     return { tensor: y, rows: pass.tokens };
   }

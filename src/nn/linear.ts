@@ -42,7 +42,7 @@ export function linear(spec: LinearSpec): ModuleSpec<Linear> {
  * Up to this many rows each row reads the weights anew; above, 32 rows share a tile. Both give the same bits, so this
  * is a matter of speed alone.
  */
-const GEMV_ROWS = 4;
+const GEMV_ROWS = 8;
 
 export class Linear {
   constructor(

@@ -1,6 +1,6 @@
 import { formatBytes } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
-import { formatSpan, isHead, isTail } from "../base/span.ts";
+import { formatSpan, isTail } from "../base/span.ts";
 import type { Stage, StageInput, StageOutput } from "../engine/types.ts";
 import type { Admission } from "../mesh/admission.ts";
 import { readBody } from "../protocol/body.ts";
@@ -134,7 +134,7 @@ async function passOn(request: ForwardRequest, values: Uint16Array, call: Call, 
   }
 }
 
-/** Values that would not fit into a reply are refused before they are computed. `isLast`: the wish is this call's result. */
+/** Values that would not fit into a reply are refused before they are computed. */
 function checkOutput(
   request: ForwardRequest,
   reachesTail: boolean,
@@ -162,7 +162,7 @@ function resultOf(output: StageOutput, { info }: Stage): ForwardResult {
   return { ...output, finish: output.ids.map((id) => (info.eosTokenIds.includes(id) ? "stop" : null)) };
 }
 
-/** A head is the only one who can say what a token reads like. */
+/** Only a head can say what a token reads like. */
 function headText(
   request: ForwardRequest,
   result: ForwardResult,
@@ -186,7 +186,7 @@ function deadlineOf({ deadlineMs }: ForwardRequest, startedAt: number, { facts }
   const error = () =>
     new UserError(
       "deadline",
-      `the call's ${deadlineMs} ms are over, and this node (layers ${formatSpan(facts.span)}${isHead(facts.span) ? ", the head" : ""}) has no result`,
+      `the call's ${deadlineMs} ms are over, and layers ${formatSpan(facts.span)} have no result yet`,
       "give more time (X-Meshnet-Deadline-Ms), or send fewer tokens",
     );
   const left = deadlineMs === undefined ? undefined : deadlineMs - (performance.now() - startedAt);

@@ -11,7 +11,10 @@ const noise = Math.max(
   ),
 );
 
-describeOnDevices("greedy tokens", ({ open }) => {
+/** SwiftShader takes minutes for all; the long tests give it those. */
+const stepsOn = (device: string): number => (device === "SwiftShader" && !process.env.LONG_TESTS ? 12 : Infinity);
+
+describeOnDevices("greedy tokens", ({ open, name: deviceName }) => {
   test.each(["free", "patent", "convey", "stops"])(
     "are transformers' (%s), wherever its best two logits are further apart than its noise",
     async (name) => {
@@ -22,7 +25,8 @@ describeOnDevices("greedy tokens", ({ open }) => {
       const stage = await openFixture(device, TINY);
       const sequence = [...ids.subarray(0, promptLength)];
       let compared = 0;
-      for (const [step, gap] of gaps.entries()) {
+      const steps = Math.min(gaps.length, stepsOn(deviceName));
+      for (const [step, gap] of gaps.subarray(0, steps).entries()) {
         const output = await stage.forward(idsInput(sequence), "token");
         if (output.kind !== "token") throw new Error(output.kind);
         const expected = ids[promptLength + step]!;
@@ -32,10 +36,10 @@ describeOnDevices("greedy tokens", ({ open }) => {
         }
         sequence.push(expected); // the oracle's own token, so that a tie does not end the comparison
       }
-      expect(compared).toBeGreaterThan(gaps.length * 0.9);
+      expect(compared).toBeGreaterThanOrEqual(steps * 0.9);
       stage.destroy();
     },
-    60_000,
+    300_000,
   );
 
   test("of a left-padded batch are those of each prompt alone, and transformers' own", async () => {

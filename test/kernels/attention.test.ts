@@ -1,0 +1,261 @@
+import { afterAll, afterEach, beforeAll, describe, test } from "bun:test";
+import { strideOf } from "../../src/gpu/tensor.ts";
+import { attentionDecode, attentionMerge, attentionPrefill, chunksOf, partialSize } from "../../src/kernels/index.ts";
+import { attention, dot, type Heads, kvHeadOf } from "../reference/attention.ts";
+import type { HeadShape } from "../reference/kv-write.ts";
+import { type Matrix, matrixOf } from "../reference/matrix.ts";
+import { describeOnDevices } from "../support/device.ts";
+import { Bench, cacheRow, expectSame, expectWithin, range, Sampler, U } from "./support.ts";
+
+const SHAPES: HeadShape[] = [
+  { heads: 3, kvHeads: 1, headDim: 15 }, // an odd head ends with half a word
+  { heads: 5, kvHeads: 5, headDim: 20 },
+  { heads: 6, kvHeads: 2, headDim: 24 }, // heads 0 to 2 share one key head, 3 to 5 the other
+  { heads: 3, kvHeads: 3, headDim: 64 },
+  { heads: 1, kvHeads: 1, headDim: 128 }, // more dimensions than lanes
+];
+
+/** Positions [begin, end) whose queries are in the call: about the chunk of 32 keys, and in the middle of a sequence. */
+const SPANS = [
+  { begin: 0, end: 1 },
+  { begin: 0, end: 31 },
+  { begin: 31, end: 32 },
+  { begin: 0, end: 33 },
+  { begin: 57, end: 64 },
+  { begin: 30, end: 65 }, // from one chunk through a second into a third
+  { begin: 0, end: 65 },
+  { begin: 168, end: 200 },
+  { begin: 199, end: 200 },
+];
+
+/** How many queries the n-th run of a sequence takes. */
+type Cut = (run: number) => number;
+const RUNS_OF_8: Cut = () => 8;
+const SINGLE_QUERIES: Cut = () => 1;
+const UNEVEN_RUNS: Cut = (run) => [3, 8, 1, 5, 7, 2][run % 6]!;
+
+describeOnDevices("attention", ({ open }) => {
+  let bench: Bench;
+  beforeAll(async () => void (bench = new Bench(await open())));
+  afterEach(() => bench.clear());
+  afterAll(() => bench.destroy());
+
+  describe.each(SHAPES)("with $heads heads, $kvHeads for keys, of $headDim dimensions:", (shape) => {
+    test("is softmax(q·k) v over each sequence up to the token", async () => {
+      const sequences = makeSequences(shape, new Sampler(shape.headDim));
+      const rounded = await new Call(bench, shape, sequences).prefill(RUNS_OF_8);
+      expectWithin(rounded, expectedOf(shape, sequences), boundOf(shape, sequences, "rounded"));
+
+      // Sums of sixteenths are exact in float32: with nothing lost in the scores the bound is tens of times narrower.
+      const quarters = sequences.map((sequence) => ({
+        ...sequence,
+        queries: mapHeads(sequence.queries, toQuarters),
+        keys: mapHeads(sequence.keys, toQuarters),
+      }));
+      const exact = await new Call(bench, shape, quarters).prefill(RUNS_OF_8);
+      expectWithin(exact, expectedOf(shape, quarters), boundOf(shape, quarters, "exact"));
+    }, 30_000);
+
+    test("gives the same bits however the queries are cut into runs, and when each is decoded alone", async () => {
+      const call = new Call(bench, shape, makeSequences(shape, new Sampler(shape.headDim + 1)));
+      const prefilled = await call.prefill(RUNS_OF_8);
+      expectSame(await call.prefill(SINGLE_QUERIES), prefilled);
+      expectSame(await call.prefill(UNEVEN_RUNS), prefilled);
+      expectSame(await call.decode(), prefilled);
+    }, 30_000);
+
+    test("does not let one sequence see another", async () => {
+      const sequences = makeSequences(shape, new Sampler(shape.headDim + 2));
+      const together = await new Call(bench, shape, sequences).prefill(RUNS_OF_8);
+      for (const index of [1, 5]) {
+        const alone = new Call(bench, shape, [sequences[index]!]);
+        const first = tokensOf(sequences.slice(0, index));
+        const rows = together.slice(first, first + tokensOf([sequences[index]!]));
+        expectSame(await alone.prefill(RUNS_OF_8), rows);
+        expectSame(await alone.decode(), rows);
+      }
+    });
+
+    test("has weights that sum to one: values that are all equal come out as they are", async () => {
+      // A power of two passes through the same roundings as the sum of the weights does, so that nothing is left.
+      const sequences = makeSequences(shape, new Sampler(shape.headDim + 3));
+      const even = sequences.map((sequence) => ({ ...sequence, values: mapHeads(sequence.values, () => -0.125) }));
+      const call = new Call(bench, shape, even);
+      const expected = matrixOf(tokensOf(even), shape.heads * shape.headDim, () => -0.125);
+      expectSame(await call.prefill(RUNS_OF_8), expected);
+      expectSame(await call.decode(), expected);
+    });
+
+    test("gives the best key's value where all scores lie far apart", async () => {
+      const sequences = makeSequences(shape, new Sampler(shape.headDim + 4), 1e35);
+      const call = new Call(bench, shape, sequences);
+      const expected = expectedOf(shape, sequences);
+      expectSame(await call.prefill(RUNS_OF_8), expected);
+      expectSame(await call.decode(), expected);
+    });
+  });
+});
+
+/** The tokens [begin, begin + queries.length) of a sequence are in the call; the cache has it up to the last of them. */
+interface Sequence {
+  begin: number;
+  queries: Heads;
+  keys: Heads;
+  values: Heads;
+}
+
+const makeSequences = (shape: HeadShape, sampler: Sampler, deviation = 2): Sequence[] =>
+  SPANS.map(({ begin, end }) => ({
+    begin,
+    queries: range(begin, end).map(() => sampler.f32(shape.heads, shape.headDim, deviation)),
+    keys: range(0, end).map(() => sampler.bf16(shape.kvHeads, shape.headDim)),
+    values: range(0, end).map(() => sampler.bf16(shape.kvHeads, shape.headDim)),
+  }));
+
+const tokensOf = (sequences: readonly Sequence[]): number =>
+  sequences.reduce((sum, { queries }) => sum + queries.length, 0);
+
+const mapHeads = (tokens: Heads, change: (value: number) => number): Heads =>
+  tokens.map((heads) => heads.map((values) => Array.from(values, change)));
+
+const toQuarters = (value: number): number => Math.round(value * 4) / 4;
+
+const scaleOf = ({ headDim }: HeadShape): number => 1 / Math.sqrt(headDim);
+
+/** [tokens, heads * headDim] */
+const expectedOf = (shape: HeadShape, sequences: readonly Sequence[]): Matrix =>
+  sequences
+    .flatMap(({ begin, queries, keys, values }) => attention(queries, keys, values, scaleOf(shape), begin))
+    .map((heads) => heads.flat());
+
+/**
+ * A score is off by e: two roundings, of SCALE and of the product with it, after a sum that is exact (quarters) or off by
+ * U for each of its products and additions, of at most |q| |k| SCALE. The exponential takes a difference that is off by
+ * U |x|, and WGSL promises it to 3 + 2|x| units in the last place: (6 + 5|x|) U together. A chunk's weights are
+ * multiplied by one such factor for each later chunk, but all their |x| add up to no more than the distance D of two
+ * scores. So a weight is off by a factor of e + (5 D + 8 (chunks + 1)) U; the sum of weighted values and the sum of
+ * weights add (32 + 2 chunks) U each, and the division 5 U. What all weights have in common does not matter.
+ */
+function boundOf(shape: HeadShape, sequences: readonly Sequence[], scores: "exact" | "rounded") {
+  const magnitudes = expectedOf(
+    shape,
+    sequences.map((sequence) => ({ ...sequence, values: mapHeads(sequence.values, Math.abs) })),
+  );
+  const factors = sequences.flatMap(({ begin, queries, keys }) => {
+    const chunks = chunksOf(begin + queries.length);
+    const score = largestScore(shape, queries, keys);
+    const sum = scaleOf(shape) * largestNorm(queries) * largestNorm(keys);
+    const scoreError = 2 * score + (scores === "exact" ? 0 : (shape.headDim + 1) * sum);
+    const weightError = scoreError + 5 * 2 * score + 8 * (chunks + 1);
+    return queries.map(() => 1.01 * U * (2 * (weightError + 32 + 2 * chunks) + 5));
+  });
+  return (row: number, column: number): number => factors[row]! * magnitudes[row]![column]!;
+}
+
+const largestNorm = (tokens: Heads): number =>
+  Math.max(...tokens.flatMap((heads) => heads.map((values) => Math.sqrt(dot(values, values)))));
+
+function largestScore(shape: HeadShape, queries: Heads, keys: Heads): number {
+  let largest = 0;
+  for (const query of queries) {
+    for (const key of keys) {
+      for (let head = 0; head < shape.heads; head++) {
+        largest = Math.max(largest, Math.abs(dot(query[head]!, key[kvHeadOf(head, shape)]!)));
+      }
+    }
+  }
+  return scaleOf(shape) * largest;
+}
+
+/** One call: sequences in one cache, which holds NaN before, between and behind them, and their queries. */
+class Call {
+  readonly #sequences: readonly Sequence[];
+  readonly #firstSlots: readonly number[];
+  readonly #constants;
+  readonly #operands;
+
+  constructor(
+    readonly bench: Bench,
+    readonly shape: HeadShape,
+    sequences: readonly Sequence[],
+  ) {
+    const { heads, kvHeads, headDim } = shape;
+    const columns = (heads + 2 * kvHeads) * headDim;
+    this.#sequences = sequences;
+    const queries = sequences.flatMap((sequence) => sequence.queries.map((head) => head.flatMap((q) => Array.from(q))));
+
+    const unused = range(0, kvHeads * Math.ceil(headDim / 2)).map(() => 0x7fc17fc1);
+    const keys: Matrix[number][] = [unused];
+    const values: Matrix[number][] = [unused];
+    this.#firstSlots = sequences.map((sequence) => {
+      const first = keys.length;
+      keys.push(...sequence.keys.map(cacheRow), unused, unused);
+      values.push(...sequence.values.map(cacheRow), unused, unused);
+      return first;
+    });
+
+    this.#operands = {
+      // Only the queries: the new tokens' keys and values are read from the cache.
+      qkv: bench.input(queries.map((row) => [...row, ...range(row.length, columns).map(() => NaN)])),
+      keys: bench.input(keys, "u32"),
+      values: bench.input(values, "u32"),
+    };
+    this.#constants = {
+      HEAD_DIM: headDim,
+      HEADS: heads,
+      KV_HEADS: kvHeads,
+      STRIDE: strideOf(columns, "f32"),
+      SCALE: scaleOf(shape),
+    };
+  }
+
+  async prefill(cut: Cut): Promise<Matrix> {
+    const { heads, headDim } = this.shape;
+    const y = this.#output();
+    const runs = this.#cut(cut);
+    const constants = {
+      ...this.#constants,
+      QUERIES: 8,
+      STRIDE_OUT: y.stride,
+      HEAD_WORDS: Math.ceil(headDim / 2),
+    };
+    const bindings = { ...this.#operands, queries: this.bench.input(runs, "u32"), y };
+    await this.bench.run(attentionPrefill, constants, bindings, {}, { runs: runs.length, heads });
+    return this.bench.read(y);
+  }
+
+  async decode(): Promise<Matrix> {
+    const { heads, headDim } = this.shape;
+    const y = this.#output();
+    const runs = this.#cut(SINGLE_QUERIES);
+    const queries = this.bench.input(runs, "u32");
+    const contextLength = Math.max(...this.#sequences.map(({ keys }) => keys.length));
+    const chunks = chunksOf(contextLength);
+    const partial = this.bench.output(1, runs.length * partialSize(heads, headDim, contextLength));
+    const dims = { runs: runs.length, heads, chunks };
+    await this.bench.run(attentionDecode, this.#constants, { ...this.#operands, queries, partial }, { chunks }, dims);
+    const constants = { HEAD_DIM: headDim, HEADS: heads, STRIDE_OUT: y.stride };
+    await this.bench.run(attentionMerge, constants, { queries, partial, y }, { chunks }, dims);
+    return this.bench.read(y);
+  }
+
+  #output() {
+    return this.bench.output(tokensOf(this.#sequences), this.shape.heads * this.shape.headDim);
+  }
+
+  /** [runs, 4]: first token, count, first position, first slot. */
+  #cut(cut: Cut): number[][] {
+    const runs: number[][] = [];
+    let firstToken = 0;
+    this.#sequences.forEach(({ begin, queries }, index) => {
+      let at = 0;
+      for (let run = 0; at < queries.length; run++) {
+        const count = Math.min(cut(run), queries.length - at);
+        runs.push([firstToken + at, count, begin + at, this.#firstSlots[index]!]);
+        at += count;
+      }
+      firstToken += queries.length;
+    });
+    return runs;
+  }
+}

@@ -1,0 +1,198 @@
+import { beforeAll, describe, expect, test } from "bun:test";
+import { readdirSync, readFileSync } from "node:fs";
+import { basename, join } from "node:path";
+import { type Device } from "../../src/gpu/device.ts";
+import { type Kernel, PipelineCache } from "../../src/gpu/kernel.ts";
+import * as kernels from "../../src/kernels/index.ts";
+import { describeOnDevices } from "../support/device.ts";
+
+type AnyKernel = Kernel<string, string, string, never>;
+
+/** Every kernel that `src/kernels` exports, alone or in a table of variants. */
+const TWINS: AnyKernel[] = Object.values(kernels as Record<string, unknown>).flatMap(kernelsIn);
+
+const SHADERS = join(import.meta.dir, "../../shaders");
+const KERNEL_FILES = shaderFiles(SHADERS);
+const LIBRARY_FILES = shaderFiles(join(SHADERS, "lib"));
+
+/** GPT-2's own numbers, but a head of odd size, so that the code for its half word is compiled. */
+const CONSTANTS: Record<string, Record<string, number>> = {
+  activation: { STRIDE: 3072, ACTIVATION: 0, WORKGROUP: 64 },
+  add: { STRIDE: 768, ROUND: 1, WORKGROUP: 64 },
+  argmax: { COLUMNS: 50257, STRIDE: 50264, WORKGROUP: 128 },
+  attention_prefill: {
+    HEAD_DIM: 63,
+    HEADS: 12,
+    KV_HEADS: 12,
+    STRIDE: 2304,
+    SCALE: 0.125,
+    QUERIES: 8,
+    STRIDE_OUT: 768,
+    HEAD_WORDS: 32,
+  },
+  attention_decode: { HEAD_DIM: 63, HEADS: 12, KV_HEADS: 12, STRIDE: 2304, SCALE: 0.125 },
+  attention_merge: { HEAD_DIM: 63, HEADS: 12, STRIDE_OUT: 768 },
+  embed: { STRIDE: 768, WORKGROUP: 64 },
+  gather_rows: { STRIDE: 768, WORKGROUP: 64 },
+  gemm_bf16: { WEIGHT_STRIDE: 768, STRIDE_OUT: 2304, HAS_BIAS: 1, ROUND: 1 },
+  gemv_bf16: { WEIGHT_STRIDE: 768, OUTPUTS: 4, STRIDE_OUT: 2304, HAS_BIAS: 1, ROUND: 1, BLOCKS: 24 },
+  kv_write: { STRIDE: 2304, KV_HEADS: 12, HEAD_DIM: 63, KEYS_AT: 768, VALUES_AT: 1536, WORKGROUP: 64 },
+  layer_norm: { COLUMNS: 768, STRIDE: 768, EPS: 1e-5, WORKGROUP: 128 },
+  pack_bf16: { COLUMNS: 768, STRIDE: 768, WORKGROUP: 64 },
+  transpose_bf16: { IN_STRIDE: 2304, OUT_STRIDE: 768, WORKGROUP: 64 },
+  unpack_bf16: { COLUMNS: 768, STRIDE: 768, WORKGROUP: 64 },
+};
+
+describe("a kernel's twin says what its shader says:", () => {
+  test.each(TWINS.map((twin) => [labelOf(twin), twin] as const))("%s", (_, { source, ...twin }) => {
+    const code = withoutComments(source);
+
+    const storage = [...code.matchAll(/@group\(0\) @binding\((\d+)\) var<storage, (\w+)> (\w+)\s*:/g)];
+    const byNumber = storage.map(([, number, access, name]) => [Number(number), name!, access!] as const);
+    byNumber.sort(([a], [b]) => a - b);
+    expect(byNumber).toEqual(Object.entries(twin.bindings).map(([name, access], i) => [i + 1, name, access] as const));
+
+    const uniforms = [...code.matchAll(/@group\(0\) @binding\((\d+)\) var<uniform> (\w+): (\w+);/g)];
+    const hasParams = Object.keys(twin.params).length > 0;
+    expect(uniforms.map(([, ...parts]) => parts)).toEqual(hasParams ? [["0", "params", "Params"]] : []);
+    const [, fields = ""] = /struct Params \{([^}]*)\}/.exec(code) ?? [];
+    const declared = [...fields.matchAll(/(\w+)\s*:\s*(\w+)/g)].map(([, name, type]) => [name!, type!] as const);
+    expect(declared).toEqual(Object.entries(twin.params));
+
+    // Nothing is bound in a spelling that the patterns above do not know.
+    expect(code.match(/@binding/g)).toHaveLength(storage.length + uniforms.length);
+
+    const overrides = [...code.matchAll(/\boverride (\w+)\s*:\s*\w+\s*(=?)/g)];
+    expect(code.match(/\boverride\b/g) ?? []).toHaveLength(overrides.length);
+    expect(overrides.map(([, name]) => name!).sort()).toEqual([...twin.constants].sort());
+    expect(overrides.filter(([, , value]) => value).map(([, name]) => name)).toEqual([]); // no defaults
+
+    expect([...code.matchAll(/@compute @workgroup_size\([^)]*\)\s*fn (\w+)/g)].map(([, name]) => name)).toEqual([
+      "main",
+    ]);
+  });
+});
+
+describe("a shader file", () => {
+  test.each(KERNEL_FILES)(
+    "$name has a twin of its name, which joins libraries in front of it and nothing else",
+    (file) => {
+      const stem = basename(file.name, ".wgsl");
+      const twins = TWINS.filter(({ source }) => source.endsWith(file.text));
+      expect(twins.length).toBeGreaterThan(0);
+      for (const { name, source } of twins) {
+        expect(name === stem || name.startsWith(`${stem}_`)).toBe(true);
+        const libraries = LIBRARY_FILES.filter(({ text }) => source.includes(text));
+        const joined = [...libraries, file].reduce((characters, { text }) => characters + text.length + 1, -1);
+        expect(source.length).toBe(joined);
+      }
+    },
+  );
+
+  test.each(LIBRARY_FILES)("lib/$name is joined by a twin", ({ text }) => {
+    expect(TWINS.some(({ source }) => source.includes(text))).toBe(true);
+  });
+
+  test.each([...KERNEL_FILES, ...LIBRARY_FILES])("$name opens with what it is for", ({ text }) => {
+    const [first] = text.split("\n").filter((line) => !/^(enable|requires) |^$/.test(line));
+    expect(first).toStartWith("// ");
+  });
+
+  const readme = readFileSync(join(SHADERS, "README.md"), "utf8").replace(/ +/g, " ").split("\n");
+  const rowOf = (name: string) => readme.find((line) => line.startsWith(`| \`${name}\` |`))?.split(" | ") ?? [];
+
+  test.each(TWINS.map((twin) => [labelOf(twin), twin] as const))(
+    "is in the table of shaders/README.md with its bindings and overrides: %s",
+    (_, twin) => {
+      const { name } = KERNEL_FILES.find(({ text }) => twin.source.endsWith(text))!;
+      const [, , bindings = "", overrides = ""] = rowOf(basename(name, ".wgsl"));
+      const params = Object.keys(twin.params);
+      const tensors = Object.entries(twin.bindings).map(([tensor, access]) =>
+        access === "read" ? tensor : `**${tensor}**`,
+      );
+      expect(bindings).toBe([...(params.length > 0 ? [`params: ${params.join(", ")}`] : []), ...tensors].join(" · "));
+      expect(overrides.replace(/ \|$/, "").split(" ").toSorted()).toEqual([...twin.constants].toSorted());
+    },
+  );
+
+  test.each(LIBRARY_FILES)("is in the table of libraries with those that join it: lib/$name", ({ name, text }) => {
+    const joinedBy = KERNEL_FILES.filter((file) =>
+      TWINS.some(({ source }) => source.includes(text) && source.endsWith(file.text)),
+    );
+    const [, , kernelNames = ""] = rowOf(`lib/${name}`);
+    const listed = [...kernelNames.matchAll(/`(\w+)`/g)].map(([, kernel]) => `${kernel}.wgsl`);
+    expect(listed.toSorted()).toEqual(joinedBy.map((file) => file.name).toSorted());
+  });
+});
+
+describe("a number that host and shader share is the same in both:", () => {
+  const constantOf = (file: string, name: string): number => {
+    const { text } = [...KERNEL_FILES, ...LIBRARY_FILES].find((f) => f.name === file)!;
+    return Number(new RegExp(`const ${name}\\b[^=]*= (\\w+?)u?;`).exec(text)?.[1]);
+  };
+
+  test("the keys of a chunk", () => {
+    const keys = constantOf("queries.wgsl", "KEYS");
+    expect([1, keys, keys + 1, 2 * keys, 2 * keys + 1].map(kernels.chunksOf)).toEqual([1, 1, 2, 2, 3]);
+  });
+
+  test("the words of a run of queries", () => {
+    const { text } = LIBRARY_FILES.find(({ name }) => name === "queries.wgsl")!;
+    const [, fields = ""] = /struct Queries \{([^}]*)\}/.exec(text) ?? [];
+    expect(fields.match(/: u32/g)).toHaveLength(kernels.QUERIES_WORDS);
+  });
+
+  test("the tile of gemm", () => {
+    const tile = constantOf("gemm.wgsl", "TILE");
+    const { workgroups } = kernels.gemm.bf16;
+    expect(workgroups({ rows: tile, outputs: 2 * tile + 1 })).toEqual([3, 1, 1]);
+    expect(workgroups({ rows: tile + 1, outputs: 1 })).toEqual([1, 2, 1]);
+  });
+
+  test("the answer for a row without a best token", () => {
+    expect(constantOf("argmax.wgsl", "NOT_A_TOKEN")).toBe(kernels.NOT_A_TOKEN);
+  });
+
+  test("the activations", () => {
+    const { text } = KERNEL_FILES.find(({ name }) => name === "activation.wgsl")!;
+    const cases = [...text.matchAll(/^ +case (\d+)u:/gm)].map(([, value]) => Number(value));
+    expect(Object.values<number>(kernels.ACTIVATIONS)).toEqual([...cases, cases.length]); // the last is the default
+  });
+});
+
+describeOnDevices("every kernel compiles, with every library,", ({ open }) => {
+  let device: Device;
+  beforeAll(async () => void (device = await open()));
+
+  test.each(TWINS.map((twin) => [labelOf(twin), twin] as const))("%s", async (label, twin) => {
+    if (label.includes("reduce_subgroups") && !device.hasSubgroups) return;
+    const constants = CONSTANTS[twin.name]!;
+    expect(Object.keys(constants).sort()).toEqual([...twin.constants].sort());
+    await PipelineCache.of(device).compile(twin, constants);
+  });
+});
+
+function kernelsIn(value: unknown): AnyKernel[] {
+  if (typeof value !== "object" || value === null) return [];
+  return "source" in value ? [value as AnyKernel] : Object.values(value).flatMap(kernelsIn);
+}
+
+interface ShaderFile {
+  name: string;
+  text: string;
+}
+
+function shaderFiles(folder: string): ShaderFile[] {
+  const names = readdirSync(folder).filter((name) => name.endsWith(".wgsl"));
+  return names.map((name) => ({ name, text: readFileSync(join(folder, name), "utf8") }));
+}
+
+/** `gemm_bf16 (bf16 + weight_bf16)`: the kernel, and what is joined in front of it. */
+function labelOf({ name, source }: AnyKernel): string {
+  const libraries = LIBRARY_FILES.filter(({ text }) => source.includes(text)).map((file) =>
+    basename(file.name, ".wgsl"),
+  );
+  return libraries.length > 0 ? `${name} (${libraries.join(" + ")})` : name;
+}
+
+const withoutComments = (code: string): string => code.replaceAll(/\/\/.*/g, "");

@@ -1,0 +1,178 @@
+import { afterAll, describe, expect, test } from "bun:test";
+import { cpSync, readFileSync, truncateSync, writeFileSync, mkdirSync, rmSync } from "node:fs";
+import { join } from "node:path";
+import { NodeProcess, run } from "../support/meshnet.ts";
+import { TINY, variant } from "../support/oracle.ts";
+import { temporaryFolder } from "../support/safetensors.ts";
+
+const folder = temporaryFolder();
+afterAll(() => folder[Symbol.dispose]());
+
+/** A copy of the tiny model with something wrong. */
+function broken(name: string, breakIt: (directory: string) => void): string {
+  const directory = join(folder.path, name);
+  cpSync(TINY, directory, { recursive: true });
+  breakIt(directory);
+  return directory;
+}
+
+const setConfig = (key: string, value: unknown) => (directory: string) => {
+  const path = join(directory, "config.json");
+  writeFileSync(path, JSON.stringify({ ...JSON.parse(readFileSync(path, "utf8")), [key]: value }));
+};
+
+const node = (...words: string[]) => ["node", "--model-id", TINY, ...words];
+const model = (directory: string) => ["node", "--model-id", directory, "--port", "0"];
+
+describe("wrong usage exits with 2 and says what would be right:", () => {
+  test.each([
+    ["a flag that is misspelt", node("--shard-strat", "0"), /unknown flag --shard-strat[^]*--shard-start/],
+    ["a flag that nothing resembles", node("--quux"), /unknown flag --quux[^]*--help/],
+    ["a flag without its value", node("--port"), /--port needs a value/],
+    ["a flag with an empty value", node("--port="), /--port needs a value/],
+    ["a word too many", node("extra"), /unexpected word "extra"/],
+    ["a missing model", ["node"], /model-id/],
+    ["a port that is no number", node("--port", "http"), /--port http.*whole number from 0 to 65535/],
+    ["a port that is too large", node("--port", "65536"), /--port 65536/],
+    ["a range that ends beyond the model", node("--shard-end", "9"), /--shard-end 9 is beyond the model's 4 layers/],
+    [
+      "a range that is empty",
+      node("--shard-start", "2", "--shard-end", "2"),
+      /--shard-start 2 is not below --shard-end 2/,
+    ],
+    [
+      "a range that runs backwards",
+      node("--shard-start", "3", "--shard-end", "1"),
+      /--shard-start 3 is not below --shard-end 1/,
+    ],
+    ["a negative layer", node("--shard-start", "-1"), /--shard-start -1/],
+    ["a context beyond the model's", node("--max-context", "257"), /--max-context 257.*256/],
+    ["a next node that is no URL", node("--shard-end", "2", "--next", "localhost"), /localhost/],
+    ["a log level that there is not", node("--log-level", "loud"), /log-level/],
+    ["an unknown command", ["nodes"], /unknown command nodes[^]*did you mean node\?/],
+    ["no command", [], /meshnet COMMAND/],
+    ["a prompt without a head", ["generate", "hi"], /head/],
+    ["a head that is no URL", ["generate", "hi", "--head", "x"], /--head x is not a URL/],
+  ])("%s", async (_, words, says) => {
+    const { code, stdout, stderr } = await run(words);
+    expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
+    expect(stderr).toMatch(says);
+    expect(stderr).not.toMatch(/\n\s+at /); // a stack is for bugs
+  });
+});
+
+describe("a model that cannot be used exits with 1 and says which file and why:", () => {
+  test.each([
+    ["a directory that is not there", "/nonexistent/model", /\/nonexistent\/model/],
+    ["a file", join(TINY, "config.json"), /not a directory/],
+    [
+      "a directory without a config.json",
+      broken("no-config", (d) => rmSync(join(d, "config.json"))),
+      /no config\.json/,
+    ],
+    ["an empty directory", emptyDirectory(), /no config\.json/],
+    [
+      "a config.json that is not JSON",
+      broken("bad-json", (d) => writeFileSync(join(d, "config.json"), "{")),
+      /config\.json is not JSON/,
+    ],
+    ["no weights", broken("no-weights", (d) => rmSync(join(d, "model.safetensors"))), /model\.safetensors/],
+    [
+      "a truncated SafeTensors file",
+      broken("short", (d) => truncateSync(join(d, "model.safetensors"), 1_000_000)),
+      /model\.safetensors.*1000000|1,000,000/,
+    ],
+    [
+      "weights that are no SafeTensors file",
+      broken("noise", (d) => writeFileSync(join(d, "model.safetensors"), "hello")),
+      /model\.safetensors/,
+    ],
+    ["an unknown model type", broken("type", setConfig("model_type", "gpt5")), /model_type "gpt5"/],
+    [
+      "an unknown activation",
+      broken("activation", setConfig("activation_function", "mish")),
+      /activation_function "mish"/,
+    ],
+    ["a config.json of another size", broken("size", setConfig("n_embd", 128)), /\[1024, 96\].*\[1024, 128\]/],
+    ["a config.json with a string for a number", broken("kind", setConfig("n_layer", "four")), /"n_layer" is "four"/],
+    ["more layers than the file has", broken("layers", setConfig("n_layer", 5)), /h\.4\./],
+    ["a head without a tokenizer", variant("bf16"), /tokenizer/],
+    ["a missing shard", missingShard(), /model-0000\d-of-00002\.safetensors/],
+  ])("%s", async (_, directory, says) => {
+    const { code, stdout, stderr } = await run(model(directory));
+    expect({ code, stdout, stderr: stderr.replace(/^\d.*\n/gm, "") }).toEqual({
+      code: 1,
+      stdout: "",
+      stderr: expect.stringMatching(says),
+    });
+    expect(stderr).not.toMatch(/\n\s+at /);
+  });
+
+  function emptyDirectory(): string {
+    const directory = join(folder.path, "empty");
+    mkdirSync(directory);
+    return directory;
+  }
+
+  function missingShard(): string {
+    const directory = join(folder.path, "missing-shard");
+    cpSync(variant("sharded"), directory, { recursive: true });
+    rmSync(join(directory, "model-00002-of-00002.safetensors"));
+    return directory;
+  }
+});
+
+test("a port that is taken exits with 1 before anything is loaded", async () => {
+  const other = Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: () => new Response("") });
+  const { port } = other;
+  const { code, stderr } = await run(node("--port", `${port}`));
+  await other.stop(true);
+  expect(code).toBe(1);
+  expect(stderr).toMatch(new RegExp(`port ${port} of 127.0.0.1 is taken`));
+  expect(stderr).not.toMatch(/ device /);
+});
+
+test("a device that is not there exits with 1 and lists those that are", async () => {
+  const { code, stderr } = await run(node("--port", "0", "--device", "voodoo"));
+  expect({ code, stderr }).toEqual({ code: 1, stderr: expect.stringMatching(/voodoo[^]*SwiftShader/) });
+});
+
+test("--help of each command shows its flags and an example, without colours when it is not a terminal", async () => {
+  for (const command of ["node", "generate"]) {
+    const { code, stdout } = await run([command, "--help"]);
+    expect({ command, code }).toEqual({ command, code: 0 });
+    expect(stdout).toMatch(new RegExp(`EXAMPLES\\s+meshnet ${command} `));
+    expect(stdout).not.toContain("\u001b");
+  }
+  const { version } = JSON.parse(readFileSync(join(import.meta.dir, "../../package.json"), "utf8"));
+  expect(await run(["--version"])).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
+});
+
+test("--dry-run says what would be loaded, and loads nothing", async () => {
+  const { code, stdout, stderr } = await run(node("--shard-start", "2", "--dry-run"));
+  expect({ code, stderr }).toEqual({ code: 0, stderr: "" });
+  expect(stdout).toMatch(/layers\s+2-4/);
+  expect(stdout).toMatch(/weights\s+\d/);
+});
+
+test("flags come from the environment, and the command line wins over it", async () => {
+  const env = { MESHNET_MODEL_ID: TINY, MESHNET_SHARD_END: "9" };
+  expect((await run(["node", "--dry-run"], { env })).code).toBe(2);
+  const { code, stdout } = await run(["node", "--dry-run", "--shard-end", "3"], { env });
+  expect({ code, stdout }).toEqual({ code: 0, stdout: expect.stringMatching(/layers\s+0-3/) });
+});
+
+test("a .env and a bunfig.toml in the user's folder are none of its business", async () => {
+  writeFileSync(join(folder.path, ".env"), "MESHNET_SHARD_END=9\n");
+  writeFileSync(join(folder.path, "bunfig.toml"), 'preload = ["./no-such-file.ts"]\n');
+  expect((await run(node("--dry-run"), { cwd: folder.path })).code).toBe(0);
+});
+
+test("a node with a web page's Origin or a foreign Host is refused", async () => {
+  await using running = new NodeProcess(["--model-id", TINY]);
+  const url = await running.url;
+  const ask = (headers: Record<string, string>) => fetch(`${url}forward`, { method: "POST", body: "hi", headers });
+  expect((await ask({ "content-type": "text/plain", origin: "https://evil.example" })).status).toBe(403);
+  expect((await ask({ "content-type": "text/plain", host: "evil.example" })).status).toBe(403);
+  expect((await ask({ "content-type": "text/plain" })).status).toBe(200);
+}, 60_000);
