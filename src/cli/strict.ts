@@ -1,4 +1,4 @@
-import { type ArgsDef, type CommandDef, parseArgs } from "citty";
+import { type ArgsDef, parseArgs } from "citty";
 import { UserError } from "../base/errors.ts";
 
 /**

@@ -24,7 +24,7 @@ export interface LoadContext {
 /** A file is mapped for about this many bytes at a time, so that memory stays small whatever a tensor's size. */
 const PIECE_BYTES = 4 * 2 ** 20;
 /** A device may hold on to written bytes until the next submit: so many are let gather. */
-const RECLAIM_BYTES = 16 * 2 ** 20;
+const RECLAIM_BYTES = 8 * 2 ** 20;
 
 /**
  * Walks the plan: maps each tensor piece by piece, converts it to bfloat16, puts it on the device and forgets it.
