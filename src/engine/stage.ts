@@ -151,9 +151,18 @@ export class GpuStage implements Stage {
     checkInput(input, this.info);
     const outputs: StageOutput[] = [];
     for (const part of splitInput(input, this.source.plan.maxTokens, this.info.hiddenSize)) {
-      outputs.push(await this.#pass(part, want));
+      outputs.push(await this.#checkedPass(part, want));
     }
     return joinOutputs(outputs);
+  }
+
+  /** A GPU error does not throw where it happens: without a look at the count, zeros would pass for results. */
+  async #checkedPass(input: StageInput, want: Want): Promise<StageOutput> {
+    const { device } = this.source;
+    const errors = device.uncapturedErrors;
+    const output = await this.#pass(input, want);
+    if (device.uncapturedErrors === errors) return output;
+    throw new Error(`${device.info.name} reported an error in this pass: the log has it`);
   }
 
   async #pass(input: StageInput, want: Want): Promise<StageOutput> {

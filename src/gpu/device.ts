@@ -56,6 +56,7 @@ export class Device {
   readonly hasSubgroups: boolean;
   readonly hasF16: boolean;
   #closing = false;
+  #uncapturedErrors = 0;
 
   constructor(gpu: GPUDevice, info: DeviceInfo, { log, onLost, onUncapturedError }: DeviceOptions) {
     this.gpu = gpu;
@@ -65,10 +66,16 @@ export class Device {
     void gpu.lost.then(({ message }) => this.#closing || onLost?.(message));
     gpu.addEventListener("uncapturederror", (event) => {
       event.preventDefault(); // Dawn would print it on stdout, into somebody's --json
+      this.#uncapturedErrors++;
       const { error } = event as GPUUncapturedErrorEvent;
       if (onUncapturedError) onUncapturedError(error.message);
       else log.error("gpu_error", { device: info.name, kind: error.constructor.name, message: error.message });
     });
+  }
+
+  /** How many GPU errors nobody awaited. What was computed while one came in cannot be trusted. */
+  get uncapturedErrors(): number {
+    return this.#uncapturedErrors;
   }
 
   get limits(): GPUSupportedLimits {
