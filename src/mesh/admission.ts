@@ -29,7 +29,7 @@ export class Admission {
     this.next = options.next;
     this.#log = options.log;
     this.#poll = { ...DEFAULT_POLL, ...options.poll };
-    this.#state = { kind: "refused", why: this.#notYet("it has not answered yet") };
+    this.#state = { kind: "refused", why: this.#notYet(`the next node ${this.next.url} has not answered yet`) };
   }
 
   /**
@@ -119,8 +119,7 @@ export class Admission {
   }
 
   #notYet(problem: string, cause?: unknown): UserError {
-    const message = `the next node ${this.next.url} is not admitted yet: ${problem}`;
-    return new UserError("not_ready", message, "start that node, or correct --next; this one keeps trying", { cause });
+    return new UserError("not_ready", problem, "start that node, or correct --next; this one keeps trying", { cause });
   }
 
   #sleep(ms: number): Promise<void> {

@@ -1,6 +1,7 @@
-import { messageOf, UserError } from "../base/errors.ts";
+import { UserError } from "../base/errors.ts";
 import { readBody } from "../protocol/body.ts";
 import { parseErrorReply } from "../protocol/error-reply.ts";
+import { networkProblem } from "./network.ts";
 
 export interface GenerateOptions {
   /** URL of the head. */
@@ -61,7 +62,7 @@ async function call(url: string, body: object, signal?: AbortSignal): Promise<To
     if (signal?.aborted) throw cause;
     throw new UserError(
       "next_unreachable",
-      `the head ${url} cannot be reached: ${messageOf(cause)}`,
+      `the head ${url} cannot be reached: ${networkProblem(cause)}`,
       "start it with meshnet node --shard-start 0, or correct --head",
       { cause },
     );

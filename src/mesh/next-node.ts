@@ -8,6 +8,7 @@ import { type NodeInfo, parseInfo } from "../protocol/info.ts";
 import type { ForwardRow } from "../protocol/message.ts";
 import { decodeReply, type ForwardResult } from "../protocol/reply.ts";
 import type { Want } from "../protocol/rows.ts";
+import { networkProblem } from "./network.ts";
 
 /** What this node is to the next one: what frames carry, and what admission compares. */
 export interface OwnEnd {
@@ -179,7 +180,7 @@ export class NextNode {
   #unreachable(cause: unknown): UserError {
     return new UserError(
       "next_unreachable",
-      `the next node ${this.url} cannot be reached: ${messageOf(cause)}`,
+      `the next node ${this.url} cannot be reached: ${networkProblem(cause)}`,
       "start it, or correct --next",
       { cause, details: { hop: this.url } },
     );

@@ -41,6 +41,7 @@ export function checkRowCount(count: number, { maxRows }: NodeFacts): void {
 }
 
 export function checkLengths({ lengths, fields }: Draft, node: NodeFacts): void {
+  checkRowCount(lengths.length, node);
   if (sum(lengths) === 0) {
     throw new UserError("empty_prompt", "the call has no token in any row", "send at least one token");
   }

@@ -182,8 +182,9 @@ function parseJson({ where, text }: Said): unknown {
 export function onlyStateless(rows: readonly RowFields[]): Want {
   const want = rows[0]?.want ?? "token";
   for (const [row, fields] of rows.entries()) {
-    const used = (["session", "step", "maxLen"] as const).find((field) => fields[field] !== undefined);
-    if (used !== undefined) throw notSupported(row, `${used} is given`, "leave it away and send the whole sequence");
+    const session = { session: fields.session, step: fields.step, max_len: fields.maxLen };
+    const used = Object.entries(session).find(([, value]) => value !== undefined);
+    if (used) throw notSupported(row, `${used[0]} is given`, "leave it away and send the whole sequence");
     if (fields.positionStart) {
       const problem = `it starts at position ${fields.positionStart}, and this node keeps no sessions`;
       throw notSupported(row, problem, "send the whole sequence, from position 0");

@@ -10,6 +10,7 @@ import { rowFieldsOfHeaders } from "./rows.ts";
 /** A `text/plain` body: its bytes are the prompt, all of them. */
 export function readText({ headers, body }: Message, node: NodeFacts): Draft {
   const call = readTextCall(headers, node);
+  refuseMask(headers);
   return draftOf(headers, call, encodePrompts([decodeUtf8(body, true)], true, node), true, undefined);
 }
 
@@ -18,6 +19,7 @@ export function readJson({ headers, body }: Message, node: NodeFacts): Draft {
   const call = readTextCall(headers, node);
   const { prompts, inputIds, addSpecialTokens } = parseBody(body);
   if (prompts) {
+    refuseMask(headers);
     checkRowCount(prompts.length, node);
     return draftOf(headers, call, encodePrompts(prompts, addSpecialTokens, node), true, undefined);
   }
@@ -36,6 +38,12 @@ function readTextCall(headers: Headers, node: NodeFacts): Draft["call"] {
   const call = readCallFields(headers);
   checkCall(call, node);
   return call;
+}
+
+/** Padding is the head's own business where it makes the tokens. */
+function refuseMask(headers: Headers): void {
+  if (!headers.has(HEADERS.attentionMask)) return;
+  throw malformed(`header ${HEADERS.attentionMask} came with a prompt`, "leave it away: the head pads prompts itself");
 }
 
 /** `mask`: of token ids that the caller padded himself. */

@@ -77,8 +77,15 @@ export function createApp(options: AppOptions): App {
   hono.notFound((c) => refusePath(c.req.path, routes));
 
   const answerer = { node: identity.node, span: stage.info.span };
-  const refuse = (error: unknown, request: Request, id = "-") =>
-    errorReply(error, answerer, log, { id, signal: request.signal });
+  const refuse = (error: unknown, request: Request, id = "-") => {
+    const response = errorReply(error, answerer, log, {
+      id,
+      signal: request.signal,
+      isProbe: URL.parse(request.url)?.pathname.startsWith("/health/"),
+    });
+    if (id !== "-") response.headers.set(HEADERS.requestId, id);
+    return response;
+  };
   hono.onError((error, c) => refuse(error, c.req.raw, c.get("id")));
 
   return {

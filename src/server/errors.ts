@@ -18,7 +18,12 @@ export function errorReply(
   error: unknown,
   who: Answerer,
   log: Logger,
-  request: { id: string; signal: AbortSignal },
+  request: {
+    readonly id: string;
+    readonly signal: AbortSignal;
+    /** Asked again and again, and no is an ordinary answer: a line for each would fill the log. */
+    readonly isProbe?: boolean;
+  },
 ): Response {
   if (request.signal.aborted) return new Response(null, { status: CLIENT_GONE });
   const fact = { request: request.id };
@@ -33,7 +38,7 @@ export function errorReply(
     const { code, message, hint, details } = error;
     const { status } = ERRORS[code];
     // Not the message: it can quote the call.
-    log[status >= 500 ? "warn" : "info"]("call refused", { ...fact, code, status });
+    log[request.isProbe ? "debug" : status >= 500 ? "warn" : "info"]("call refused", { ...fact, code, status });
     const headers = {
       "Retry-After": status === 429 || status === 503 ? RETRY_SECONDS : null,
       Allow: code === "method_not_allowed" ? String(details["allowed"]) : null,

@@ -5,7 +5,7 @@ import type { Stage, StageInput, StageOutput } from "../engine/types.ts";
 import type { Admission } from "../mesh/admission.ts";
 import { readBody } from "../protocol/body.ts";
 import { RemoteError } from "../protocol/error-reply.ts";
-import { HEADERS } from "../protocol/headers.ts";
+import { HEADERS, readHeader } from "../protocol/headers.ts";
 import type { ForwardRequest, NodeFacts } from "../protocol/message.ts";
 import { parseForward } from "../protocol/parse.ts";
 import { encodeReply, type ForwardResult, type HeadText, replyBytes } from "../protocol/reply.ts";
@@ -51,6 +51,8 @@ interface Call {
  */
 export async function forward(message: Request, parts: ForwardParts, named: (id: string) => void): Promise<Response> {
   const startedAt = performance.now();
+  const given = readHeader(message.headers, HEADERS.requestId)?.text;
+  if (given !== undefined) named(given);
   parts.queue.checkRoom(); // before megabytes are read that could not be used
   const body = await readBody(message, parts.limits.maxBodyBytes, "the body");
   return parts.lifecycle.run(async () => {
@@ -191,7 +193,9 @@ function deadlineOf({ deadlineMs }: ForwardRequest, startedAt: number, { facts }
     );
   const left = deadlineMs === undefined ? undefined : deadlineMs - (performance.now() - startedAt);
   const timer =
-    left === undefined ? undefined : setTimeout(() => controller.abort(error()), Math.min(left, MAX_TIMER_MS));
+    left === undefined
+      ? undefined
+      : setTimeout(() => controller.abort(error()), Math.max(0, Math.min(left, MAX_TIMER_MS)));
   return { signal: controller.signal, [Symbol.dispose]: () => clearTimeout(timer) };
 }
 

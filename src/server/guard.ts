@@ -20,7 +20,7 @@ export function guard(headers: Headers, allowed: Allowed): void {
     throw new UserError(
       "forbidden_host",
       `the call is addressed to the host "${host}", and this node answers to loopback${listed(allowed.hosts)}`,
-      "call it by one of these names, or start it with --host NAME",
+      "call it by one of these names, or start it with --allow-host and that name",
     );
   }
   const origin = headers.get("Origin");

@@ -111,6 +111,14 @@ const said = (what: string, headers: Record<string, string>, code: Bad["code"], 
 });
 
 const TABLE: readonly Bad[] = [
+  said("a mask for a prompt", { "X-Meshnet-Attn-Mask": base64(Uint8Array.of(1)) }, "malformed", /Attn-Mask/),
+  raw(
+    "too many raw rows",
+    bytes(toBits(Array(9 * HIDDEN).fill(1))),
+    { "X-Meshnet-Shape": `9,1,${HIDDEN}` },
+    "impossible",
+    /9 rows.* 8/,
+  ),
   // text
   text("an empty prompt", "", "empty_prompt"),
   json("an empty prompt among others", '{"prompt":["a",""]}', "empty_prompt", /row 1/),

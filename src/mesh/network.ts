@@ -1,0 +1,18 @@
+import { messageOf } from "../base/errors.ts";
+
+/** What the commonest failures of a connection are called. */
+const PROBLEMS: Record<string, string> = {
+  ECONNREFUSED: "nothing listens there",
+  ConnectionRefused: "nothing listens there",
+  ECONNRESET: "it broke the connection off",
+  ENOTFOUND: "there is no such host",
+  EHOSTUNREACH: "there is no way to that host",
+  ENETUNREACH: "there is no way to that network",
+  ETIMEDOUT: "it does not answer",
+};
+
+/** A failed fetch in words, rather than in the library's. */
+export function networkProblem(cause: unknown): string {
+  const code = String((cause as { code?: unknown } | null)?.code);
+  return Object.hasOwn(PROBLEMS, code) ? PROBLEMS[code]! : messageOf(cause);
+}
