@@ -7,6 +7,7 @@ override STRIDE_OUT: u32;
 override HAS_BIAS: u32; // 0: `bias` is not read
 override ROUND: u32; // 1: the output is rounded to bfloat16
 
+const SCALES = 5; // where an encoding that has scales binds them
 const TILE = 32u;
 const SIDE = 8u; // lanes along a side of the tile; a lane's rows (and outputs) are SIDE apart
 const LINE = 9u; // vec4s from one row to the next: 8, and one so that neighbouring lanes read from different banks

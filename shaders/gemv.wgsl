@@ -10,6 +10,7 @@ override HAS_BIAS: u32; // 0: `bias` is not read
 override ROUND: u32; // 1: the output is rounded to bfloat16
 override BLOCKS: u32; // ceil(WEIGHT_STRIDE / 32)
 
+const SCALES = 5; // where an encoding that has scales binds them
 const LANES = 32u;
 const BLOCK8 = 4u; // columns of a block, in loads of eight
 

@@ -1,9 +1,10 @@
 // y[n - first_out, first_in + k] = x[k, n]: a piece of a weight that its file keeps as [in, out], on its way to [out, in]
 //
-// x: [ins, IN_STRIDE] bfloat16, two to a word; y: [outs, OUT_STRIDE] bfloat16. first_in is even, so a word of y holds
-// the columns k and k + 1 of one row. One invocation makes one word; lanes run along n, so that x is read in order.
+// x: [ins, IN_STRIDE] bfloat16, two to a word; y: [outs, OUT_STRIDE] bfloat16, eight to a vec4. first_in is a multiple
+// of 8. One invocation takes eight rows of one word of x, which are eight columns of two rows of y: lanes run along n,
+// so that x is read in order. What is behind the last row of x is zero in y.
 override IN_STRIDE: u32; // elements of a row of x, even
-override OUT_STRIDE: u32; // elements of a row of y, even
+override OUT_STRIDE: u32; // elements of a row of y, a multiple of 8
 override WORKGROUP: u32;
 
 struct Params {
@@ -15,24 +16,31 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<u32>;
-@group(0) @binding(2) var<storage, read_write> y: array<u32>;
+@group(0) @binding(2) var<storage, read_write> y: array<vec4<u32>>;
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-  let row = id.x;
-  let k = id.y * 2u;
-  if (row >= params.outs) {
+  let word = params.first_out / 2u + id.x;
+  let k = id.y * 8u;
+  let n = word * 2u;
+  let end_out = params.first_out + params.outs;
+  if (n >= end_out) {
     return;
   }
-  let n = params.first_out + row;
-  let first = half_at(k * IN_STRIDE + n);
-  var second = 0u;
-  if (k + 1u < params.ins) {
-    second = half_at((k + 1u) * IN_STRIDE + n);
+  let even = vec4(word_at(k, word), word_at(k + 2u, word), word_at(k + 4u, word), word_at(k + 6u, word));
+  let odd = vec4(word_at(k + 1u, word), word_at(k + 3u, word), word_at(k + 5u, word), word_at(k + 7u, word));
+  let column = (params.first_in + k) / 8u;
+  if (n >= params.first_out) {
+    y[(n - params.first_out) * (OUT_STRIDE / 8u) + column] = (even & vec4(0xffffu)) | (odd << vec4(16u));
   }
-  y[(row * OUT_STRIDE + params.first_in + k) / 2u] = first | (second << 16u);
+  if (n + 1u < end_out) {
+    y[(n + 1u - params.first_out) * (OUT_STRIDE / 8u) + column] = (even >> vec4(16u)) | (odd & vec4(0xffff0000u));
+  }
 }
 
-fn half_at(element: u32) -> u32 {
-  return (x[element / 2u] >> ((element % 2u) * 16u)) & 0xffffu;
+fn word_at(k: u32, word: u32) -> u32 {
+  if (k >= params.ins) {
+    return 0u;
+  }
+  return x[k * (IN_STRIDE / 2u) + word];
 }

@@ -20,7 +20,7 @@ const LEVELS = [
 /** Every arrow there is. A new one is a decision: it is written here by whoever draws it. */
 const ARROWS: Record<string, string[]> = {
   "index.ts": ["cli"],
-  cli: ["server", "mesh", "protocol", "base"],
+  cli: ["server", "mesh", "hub", "protocol", "base"],
   server: ["mesh", "engine", "weights", "models", "gpu", "safetensors", "hub", "tokenizer", "protocol", "base"],
   mesh: ["protocol", "base"],
   engine: ["weights", "models", "nn", "kernels", "gpu", "base"],

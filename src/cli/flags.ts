@@ -43,9 +43,12 @@ export const logFlags = {
 } satisfies ArgsDef;
 
 /** Logs go to stderr: stdout is for results. */
-export const loggerOf = (args: { "log-level": string; "log-format": string }): Logger =>
+export const loggerOf = (
+  args: { "log-level": string; "log-format": string },
+  write: (line: string) => void = (line) => process.stderr.write(`${line}\n`),
+): Logger =>
   createLogger({
     level: args["log-level"] as LogLevel,
     format: args["log-format"] as "text" | "json",
-    write: (line) => process.stderr.write(`${line}\n`),
+    write,
   });

@@ -8,6 +8,8 @@ import { nearestName } from "./strict.ts";
 const COMMANDS: Record<string, () => Promise<Command>> = {
   node: async () => (await import("./node.ts")).node,
   generate: async () => (await import("./generate.ts")).generate,
+  cache: async () => (await import("./cache.ts")).cache,
+  bench: async () => (await import("./bench.ts")).bench,
 };
 
 /** A bug: the stack is printed with it (EX_SOFTWARE of sysexits). */

@@ -1,9 +1,17 @@
 import type { ArgsDef } from "citty";
 import { formatBytes } from "../base/bytes.ts";
 import { formatSpan } from "../base/span.ts";
-import { type NodeConfig, type NodePlan, planNode, startNode } from "../server/node.ts";
+import {
+  type NodeConfig,
+  type NodePlan,
+  planNode,
+  type Quantization,
+  QUANTIZATIONS,
+  startNode,
+} from "../server/node.ts";
 import { defineCommand } from "./command.ts";
 import { logFlags, loggerOf, wholeNumber, wordList } from "./flags.ts";
+import { megabytes, showDownload, StatusLine } from "./progress.ts";
 
 const flags = {
   "model-id": {
@@ -38,6 +46,12 @@ const flags = {
     valueHint: "auto|cpu|NAME",
     description: "The adapter: any, a software one, or a part of its name",
   },
+  quantization: {
+    type: "enum",
+    options: [...QUANTIZATIONS],
+    default: "bfloat16",
+    description: "How the layers' weights are held; int8 and nf4 are those of bitsandbytes",
+  },
   "max-context": {
     type: "string",
     valueHint: "T",
@@ -50,6 +64,12 @@ const flags = {
     description: "Where models are kept (default: Hugging Face's cache)",
   },
   offline: { type: "boolean", default: false, description: "Use only what is on this machine already" },
+  "whole-files": {
+    type: "boolean",
+    default: false,
+    description: "Fetch weights as whole files into Hugging Face's cache, not only what the layers need",
+  },
+  quiet: { type: "boolean", default: false, description: "Do not show how far a download is" },
   "dry-run": { type: "boolean", default: false, description: "Print what would be loaded, and stop" },
   ...logFlags,
 } satisfies ArgsDef;
@@ -75,18 +95,30 @@ export const node = defineCommand({
       allowedHosts: wordList(args["allow-host"]),
       allowedOrigins: wordList(args["allow-origin"]),
       device: args.device,
+      quantization: args.quantization as Quantization,
       maxContext: wholeNumber("max-context", args["max-context"], 1),
       offline: args.offline,
       cacheDir: args["cache-dir"],
+      wholeFiles: args["whole-files"],
     };
-    const surroundings = { log: loggerOf(args), env: process.env };
+    const line = new StatusLine(
+      (text) => process.stderr.write(text),
+      () => process.stderr.columns || 80,
+    );
+    const log = loggerOf(args, (text) => line.print(text));
+    const format = args["log-format"] as "text" | "json";
+    const progress = args.quiet ? undefined : showDownload({ log, format, line: isTerminal() ? line : undefined });
+    const surroundings = { log, env: process.env, progress };
     if (args["dry-run"]) {
-      console.log(describePlan(await planNode(config, surroundings)));
+      console.log(describePlan(await planNode({ ...config, wholeFiles: false }, surroundings)));
       return 0;
     }
     const stopped = stopSignal();
     const running = await Promise.race([startNode(config, surroundings), stopped]);
-    if (running === "stop") return 0;
+    if (running === "stop") {
+      line.clear();
+      return 0;
+    }
     try {
       await Promise.race([stopped, running.failure]);
     } finally {
@@ -96,6 +128,9 @@ export const node = defineCommand({
     return 0;
   },
 });
+
+/** Whether lines of stderr can be drawn anew. */
+const isTerminal = (): boolean => process.stderr.isTTY === true && process.env["TERM"] !== "dumb";
 
 /** Resolves at SIGTERM or SIGINT; at the second one the process ends at once. */
 function stopSignal(): Promise<"stop"> {
@@ -111,16 +146,20 @@ function stopSignal(): Promise<"stop"> {
   return promise;
 }
 
-function describePlan({ snapshot, config, load }: NodePlan): string {
+function describePlan({ snapshot, config, load, fetch }: NodePlan): string {
   const { span, maxContext } = load.options;
   const rows = [
     ["model", `${snapshot.modelId} (${config.modelType}, ${span.total} layers)`],
     ["layers", formatSpan(span)],
     ["files", [...new Set(load.weights.map(({ source }) => source.file.name))].join(", ")],
     ["read", `${formatBytes(load.readBytes)} in ${load.weights.length} tensors`],
+    ["fetch", describeFetch(fetch)],
     ["weights", formatBytes(load.weightBytes)],
     ["activations", `${formatBytes(load.bufferBytes)} for a context of ${maxContext} tokens`],
     ["device", formatBytes(load.deviceBytes)],
   ];
   return rows.map(([name, value]) => `${name!.padEnd(12)} ${value}`).join("\n");
 }
+
+const describeFetch = ({ hereBytes, fetchBytes, checkpointBytes }: NodePlan["fetch"]): string =>
+  `${megabytes(fetchBytes)} of a ${megabytes(checkpointBytes)} checkpoint; ${megabytes(hereBytes)} are on this machine`;

@@ -61,8 +61,10 @@ export class PipelineCache {
   /** @throws Error with the compiler's message, line and column: a kernel that does not compile is a bug. */
   compile<B extends string, C extends string, P extends string, D>(
     kernel: Kernel<B, C, P, D>,
-    constants: Readonly<Record<C, number>>,
+    values: Readonly<Record<C, number>>,
   ): Promise<Pipeline<B, P, D>> {
+    // Only those that this variant of a kernel declares: any other one would be refused.
+    const constants = Object.fromEntries(kernel.constants.map((name) => [name, values[name]]));
     const label = labelOf(kernel.name, constants);
     const key = `${label}\n${kernel.source}`;
     let pipeline = this.#pipelines.get(key);

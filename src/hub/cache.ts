@@ -8,12 +8,13 @@ import {
   realpathSync,
   renameSync,
   rmSync,
+  type Stats,
   statSync,
   symlinkSync,
   writeFileSync,
 } from "node:fs";
 import { basename, dirname, join, relative } from "node:path";
-import type { ListedFile } from "./client.ts";
+import { hashOf, type ListedFile } from "./client.ts";
 
 /**
  * One model's folder in the cache that all Hugging Face tools share (huggingface_hub 1.33):
@@ -27,8 +28,10 @@ import type { ListedFile } from "./client.ts";
  */
 export class ModelCache {
   readonly #folder: string;
+  readonly #symlinks: boolean;
 
-  constructor(cacheDir: string, modelId: string) {
+  constructor(cacheDir: string, modelId: string, { symlinks = true } = {}) {
+    this.#symlinks = symlinks;
     this.#folder = join(cacheDir, ["models", ...modelId.split("/")].join("--"));
   }
 
@@ -61,7 +64,7 @@ export class ModelCache {
     const names = readdirSync(directory, { recursive: true, encoding: "utf8" }).sort();
     return names.flatMap((name) => {
       const path = join(directory, name);
-      const status = statSync(path, { throwIfNoEntry: false });
+      const status = statusOf(path);
       if (!status?.isFile()) return [];
       const hash = basename(realpathSync(path));
       const isSha256 = /^[0-9a-f]{64}$/.test(hash) && dirname(realpathSync(path)) === realpathSync(this.#blobs);
@@ -70,17 +73,23 @@ export class ModelCache {
   }
 
   has({ name, size }: ListedFile, commit: string): boolean {
-    return statSync(join(this.snapshotDirectory(commit), name), { throwIfNoEntry: false })?.size === size;
+    return statusOf(join(this.snapshotDirectory(commit), name))?.size === size;
   }
 
   /** Whether the content is there, perhaps from another commit. */
   hasBlob(file: ListedFile): boolean {
-    return statSync(this.#blobPath(file), { throwIfNoEntry: false })?.size === file.size;
+    return statusOf(this.#blobPath(file))?.size === file.size;
+  }
+
+  /** Where blobs are, made if it was not there. */
+  blobFolder(): string {
+    mkdirSync(this.#blobs, { recursive: true });
+    return this.#blobs;
   }
 
   /** A path in `blobs/` for this process alone. */
   partialPath(file: ListedFile): string {
-    mkdirSync(this.#blobs, { recursive: true });
+    this.blobFolder();
     return `${this.#blobPath(file)}.${randomBytes(4).toString("hex")}.incomplete`;
   }
 
@@ -95,10 +104,11 @@ export class ModelCache {
     mkdirSync(dirname(path), { recursive: true });
     rmSync(path, { force: true }); // a link that led nowhere, or to a file cut short
     try {
-      symlinkSync(relative(dirname(path), blob), path);
+      if (!this.#symlinks) copyWhole(blob, path);
+      else symlinkSync(relative(dirname(path), blob), path);
     } catch (error) {
       if (codeOf(error) === "EEXIST") return; // another process was faster
-      copyFileSync(blob, path); // a file system without links
+      copyWhole(blob, path); // a file system without links
     }
   }
 
@@ -106,8 +116,8 @@ export class ModelCache {
     return join(this.#folder, "blobs");
   }
 
-  #blobPath({ sha256, xetHash, gitSha1 }: ListedFile): string {
-    return join(this.#blobs, sha256 ?? xetHash ?? gitSha1);
+  #blobPath(file: ListedFile): string {
+    return join(this.#blobs, hashOf(file));
   }
 
   #treePath(commit: string): string {
@@ -166,6 +176,27 @@ export function writeIfPossible(path: string, text: string): void {
     renameSync(partial, path);
   } catch {
     // as said
+  }
+}
+
+/** By renaming, as everything here: a copy that was cut short would have its name, but not its content. */
+export function copyWhole(from: string, to: string): void {
+  const partial = `${to}.${randomBytes(4).toString("hex")}.incomplete`;
+  try {
+    copyFileSync(from, partial);
+    renameSync(partial, to);
+  } catch (error) {
+    rmSync(partial, { force: true });
+    throw error;
+  }
+}
+
+/** Undefined where nothing is, for whatever reason. */
+export function statusOf(path: string): Stats | undefined {
+  try {
+    return statSync(path);
+  } catch {
+    return undefined;
   }
 }
 

@@ -1,6 +1,9 @@
-import { downloadFile, listFiles, modelInfo } from "@huggingface/hub";
+import { listFiles, modelInfo } from "@huggingface/hub";
+import { setTimeout as pause } from "node:timers/promises";
 import { messageOf, UserError } from "../base/errors.ts";
 import type { Logger } from "../base/log.ts";
+import { nonsense, refused } from "./refusal.ts";
+import { askedPauseMs, backoffMs, isBusy, LONGEST_PAUSE_MS, networkMessage, Transient } from "./retry.ts";
 
 /** One file as the Hub lists it. */
 export interface ListedFile {
@@ -13,6 +16,9 @@ export interface ListedFile {
   readonly xetHash?: string;
 }
 
+/** The name of a file's content in every cache: what the Hub gives as its ETag. */
+export const hashOf = ({ sha256, xetHash, gitSha1 }: ListedFile): string => sha256 ?? xetHash ?? gitSha1;
+
 export interface HubClientOptions {
   readonly endpoint: string;
   readonly token: string | undefined;
@@ -20,16 +26,21 @@ export interface HubClientOptions {
   readonly fetch?: typeof fetch;
   /** Before the first repetition of a failed request; doubled for each further one. */
   readonly retryPauseMs?: number;
-  /** For the Hub to begin its answer, and between two pieces of a file: a silent connection is a broken one. */
+  /** For the Hub to begin its answer. */
+  readonly answerMs?: number;
+  /** Between two pieces of a file: a silent connection is a broken one. */
   readonly silenceMs?: number;
 }
 
-/** How often a request is tried in all, while the Hub is busy or the network fails. */
+/** How often something is tried in all without getting any further. */
 const ATTEMPTS = 5;
+const SILENCE_MS = 30_000;
+const HASH = /^[0-9a-f]{40}([0-9a-f]{24})?$/;
 
 /**
- * The Hub over @huggingface/hub, which is given what it ignores (HF_ENDPOINT, the token, retries, deadlines) through
- * the fetch it calls. All that can go wrong there is a UserError `download` that says what to do.
+ * The Hub. Its listings come over @huggingface/hub, which is given what it ignores (HF_ENDPOINT, the token, retries,
+ * deadlines) through the fetch it calls; content comes over `HubContent`. All that can go wrong is a UserError
+ * `download` that says what to do. Proxies (HTTP_PROXY, HTTPS_PROXY, NO_PROXY) are the business of Bun's fetch.
  */
 export class HubClient {
   readonly #options: HubClientOptions;
@@ -38,167 +49,169 @@ export class HubClient {
 
   constructor(options: HubClientOptions) {
     this.#options = options;
-    this.silenceMs = options.silenceMs ?? 30_000;
+    this.silenceMs = options.silenceMs ?? SILENCE_MS;
     this.#origin = originOf(options.endpoint);
   }
 
   /** The commit that a branch, tag or commit names now. */
   async resolveCommit(modelId: string, revision: string): Promise<string> {
-    const { sha } = await modelInfo({ ...this.#common(modelId), name: modelId, revision, additionalFields: ["sha"] });
+    const { sha } = await this.#understood(
+      modelInfo({ ...this.#common(modelId), name: modelId, revision, additionalFields: ["sha"] }),
+    );
     if (/^[0-9a-f]{40}$/.test(sha ?? "")) return sha!;
-    throw nonsense(this.#options.endpoint, `${JSON.stringify(sha)} as the commit of ${modelId}@${revision}`);
+    throw nonsense(this.#origin, `${JSON.stringify(sha)} as the commit of ${modelId}@${revision}`);
   }
 
   /** All files of a commit, in folders too. */
   async list(modelId: string, commit: string): Promise<ListedFile[]> {
     const files: ListedFile[] = [];
     const listing = listFiles({ ...this.#common(modelId), repo: model(modelId), revision: commit, recursive: true });
-    for await (const { type, path, size, oid, lfs, xetHash } of listing) {
+    for (const { type, path, size, oid, lfs, xetHash } of await this.#understood(Array.fromAsync(listing))) {
       if (type !== "file") continue;
-      if (typeof oid !== "string") throw nonsense(this.#options.endpoint, `no object id for ${path} of ${modelId}`);
-      files.push({ name: path, size: lfs?.size ?? size, gitSha1: oid, sha256: lfs?.oid, xetHash });
+      const file = { name: path, size: lfs?.size ?? size, gitSha1: oid ?? "", sha256: lfs?.oid, xetHash };
+      // It becomes the name of a file on this disk, and its size the length of one.
+      if (!HASH.test(hashOf(file))) throw nonsense(this.#origin, `no hash of ${path} of ${modelId}`);
+      if (!Number.isSafeInteger(file.size) || file.size < 0) throw nonsense(this.#origin, `no size of ${path}`);
+      files.push(file);
     }
     return files;
   }
 
-  /** The file's bytes from `from` on; asked anew where the last answer broke off. */
-  async open(modelId: string, commit: string, name: string): Promise<(from: number) => ReadableStream<Uint8Array>> {
-    const blob = await downloadFile({
-      ...this.#common(modelId),
-      repo: model(modelId),
-      path: name,
-      revision: commit,
-      xet: false, // a second protocol; every file can be had without it
-    });
-    if (!blob) throw nonsense(this.#options.endpoint, `no file ${name}, which it lists for ${modelId}@${commit}`);
-    return (from) => blob.slice(from).stream() as ReadableStream<Uint8Array>;
+  /** Where the Hub has a file; from there it may lead on to another host. */
+  contentUrl(modelId: string, commit: string, name: string): URL {
+    const path = name.split("/").map(encodeURIComponent).join("/");
+    return new URL(`${this.#options.endpoint}/${modelId}/resolve/${commit}/${path}`);
   }
 
-  /** The library only ever asks for things: what it sends is an address and headers. */
-  #common(modelId: string) {
-    const send = (url: string | URL, init?: RequestInit) =>
-      this.#send(modelId, new URL(url), new Headers(init?.headers));
-    return { hubUrl: this.#options.endpoint, fetch: send as typeof fetch };
+  isHub(url: URL): boolean {
+    return url.origin === this.#origin;
   }
 
-  async #send(modelId: string, url: URL, headers: Headers): Promise<Response> {
-    // Here and not through the library, which takes no token but those of one Hub; and to no other host.
-    if (this.#options.token && url.origin === this.#origin) {
-      headers.set("authorization", `Bearer ${this.#options.token}`);
-    }
+  /** What this answer of the Hub's, which is none of those that were hoped for, means to a user. */
+  async refusal(modelId: string, response: Response, file?: string): Promise<UserError> {
+    return await refused({ modelId, file, response, withToken: this.#options.token !== undefined });
+  }
+
+  /** One request, redirects not followed. Throws Transient for what may go well another time. */
+  async request(url: URL, headers: Headers, signal?: AbortSignal): Promise<Response> {
+    // To no other host than the Hub's own; and not through the library, which takes only tokens of one form.
+    if (this.#options.token && this.isHub(url)) headers.set("authorization", `Bearer ${this.#options.token}`);
+    else headers.delete("authorization");
     headers.set("accept-encoding", "identity"); // or a range would be one of the compressed bytes
-    for (let attempt = 1; ; attempt++) {
-      const last = attempt === ATTEMPTS;
+    const response = await this.#answer(url, headers, signal);
+    if (!isBusy(response)) return response;
+    const said = (await response.text().catch(() => "")).trim().slice(0, 200);
+    const message = `${url.origin} answers HTTP ${response.status}${said ? `: ${said}` : ""}`;
+    const hint = response.status === 429 ? "wait some minutes, or set HF_TOKEN" : "try again later";
+    throw new Transient(message, { hint, pauseMs: askedPauseMs(response.headers, Date.now()) });
+  }
+
+  /** Tries until it goes well, as long as the failures are Transient and there is progress in between. */
+  async persist<T>(tryOnce: () => Promise<T>, { what, hasProgressed, signal }: Persistence = {}): Promise<T> {
+    for (let fruitless = 1; ; fruitless++) {
       try {
-        const response = await this.#fetchOnce(url, headers);
-        if (!isBusy(response) || last) return await this.#accepted(modelId, headers, response);
-        await response.body?.cancel();
+        return await tryOnce();
       } catch (error) {
-        if (error instanceof UserError) throw error;
-        if (last) throw unreachable(this.#options.endpoint, error);
+        if (!(error instanceof Transient)) throw error;
+        if (hasProgressed?.()) fruitless = 1;
+        const pauseMs = error.pauseMs ?? backoffMs(fruitless, this.#options.retryPauseMs ?? 500);
+        if (fruitless === ATTEMPTS || pauseMs > LONGEST_PAUSE_MS) throw gaveUp(error, pauseMs, what);
+        const fields = { what, error: error.message, retryInSeconds: (pauseMs / 1000).toFixed(1) };
+        this.#options.log.warn("download interrupted", fields);
+        await pause(pauseMs, { signal });
       }
-      await this.pause(attempt);
     }
   }
 
-  /** Half a second at first, and twice as long after each further failure. */
-  pause(attempt: number): Promise<void> {
-    const pauseMs = (this.#options.retryPauseMs ?? 500) * 2 ** (attempt - 1);
-    this.#options.log.debug("hub retry", { attempt, pauseMs });
-    return Bun.sleep(pauseMs);
-  }
-
-  async #fetchOnce(url: URL, headers: Headers): Promise<Response> {
-    const silence = new AbortController();
-    const giveUp = () => silence.abort(new Error(`no answer within ${this.silenceMs / 1000} s`));
-    const timer = setTimeout(giveUp, this.silenceMs);
+  async #answer(url: URL, headers: Headers, signal?: AbortSignal): Promise<Response> {
+    const answerMs = this.#options.answerMs ?? this.silenceMs;
+    const deadline = new AbortController();
+    const timer = setTimeout(() => deadline.abort(new Error(`no answer within ${answerMs / 1000} s`)), answerMs);
+    const signals = signal ? AbortSignal.any([signal, deadline.signal]) : deadline.signal;
     try {
-      return await (this.#options.fetch ?? fetch)(url, { headers, signal: silence.signal });
+      return await (this.#options.fetch ?? fetch)(url, { headers, redirect: "manual", signal: signals });
+    } catch (cause) {
+      signal?.throwIfAborted();
+      const hint = "check the network and HF_ENDPOINT; with --offline only the cache is used";
+      const whose = this.isHub(url) ? `the Hub at ${this.#options.endpoint}` : url.origin;
+      const message = `${whose} cannot be reached: ${networkMessage(cause)}`;
+      throw new Transient(message, { hint, isUnreachable: true, cause });
     } finally {
       clearTimeout(timer);
     }
   }
 
-  async #accepted(modelId: string, headers: Headers, response: Response): Promise<Response> {
-    if (response.status === 200 && headers.has("range")) {
-      throw nonsense(this.#options.endpoint, `a whole file where a part of it was asked for`);
-    }
-    const code = response.headers.get("x-error-code");
-    if (response.ok || code === "EntryNotFound") return response;
-    const said = response.headers.get("x-error-message") ?? messageIn(await response.text());
-    throw refused({ modelId, status: response.status, code, said, withToken: this.#options.token !== undefined });
+  /** The library only ever asks for things: what it sends is an address and headers. */
+  #common(modelId: string) {
+    const send = async (url: string | URL, init?: RequestInit) => {
+      const headers = new Headers(init?.headers);
+      const response = await this.persist(async () => await whole(await this.#follow(new URL(url), headers)));
+      if (response.ok) return response;
+      throw await this.refusal(modelId, response);
+    };
+    return { hubUrl: this.#options.endpoint, fetch: send as typeof fetch };
   }
+
+  /** What the library cannot read did not come from a Hub. */
+  async #understood<T>(answer: Promise<T>): Promise<T> {
+    try {
+      return await answer;
+    } catch (error) {
+      throw error instanceof UserError ? error : nonsense(this.#origin, `an answer that is none: ${messageOf(error)}`);
+    }
+  }
+
+  /** A model that was renamed is found under its old name. */
+  async #follow(url: URL, headers: Headers): Promise<Response> {
+    for (let hops = 0; ; hops++) {
+      const response = await this.request(url, headers);
+      const next = redirectOf(response, url);
+      if (!next || hops === MOST_REDIRECTS) return response;
+      await response.body?.cancel();
+      url = next;
+    }
+  }
+}
+
+export interface Persistence {
+  /** For the error: the file whose content it is. */
+  readonly what?: string;
+  /** Whether anything came since it was asked last. */
+  readonly hasProgressed?: () => boolean;
+  /** Ends the waiting between two tries. */
+  readonly signal?: AbortSignal;
+}
+
+/** With its body here, which the library would read where nothing is tried again. */
+async function whole(response: Response): Promise<Response> {
+  try {
+    return new Response(await response.arrayBuffer(), response);
+  } catch (cause) {
+    throw new Transient(`the connection to the Hub broke off: ${networkMessage(cause)}`, {
+      isUnreachable: true,
+      cause,
+    });
+  }
+}
+
+export const MOST_REDIRECTS = 5;
+
+/** Where an answer leads on to. */
+export function redirectOf({ status, headers }: Response, url: URL): URL | undefined {
+  const location = headers.get("location");
+  const next = status >= 300 && status < 400 && location ? URL.parse(location, url.href) : null;
+  return next && /^https?:$/.test(next.protocol) ? next : undefined;
 }
 
 /** Never a plain string, which the library would read as another kind of repository if it began with "datasets/". */
 const model = (name: string) => ({ type: "model" as const, name });
 
-const isBusy = ({ status }: Response): boolean => status === 429 || status >= 500;
-
-interface Refusal {
-  modelId: string;
-  status: number;
-  code: string | null;
-  said: string;
-  withToken: boolean;
-}
-
-function refused({ modelId, status, code, said, withToken }: Refusal): UserError {
-  const heard = `(HTTP ${status}${said ? `: ${said}` : ""})`;
-  if (code === "GatedRepo") {
-    return new UserError(
-      "download",
-      `${modelId} is open only to people who have accepted its terms ${heard}`,
-      withToken
-        ? "accept the terms on the model's page with the account that HF_TOKEN belongs to"
-        : "accept the terms on the model's page and set HF_TOKEN to a token of that account",
-    );
-  }
-  if (code === "RevisionNotFound") {
-    return new UserError(
-      "download",
-      `${modelId} has no such revision ${heard}`,
-      "give a branch, a tag or a commit of it",
-    );
-  }
-  if (status === 401 || status === 403 || status === 404) {
-    return new UserError(
-      "download",
-      `the Hub has no model ${modelId}, or none that ${withToken ? "this token" : "anybody without a token"} may see ${heard}`,
-      withToken
-        ? "check the spelling (org/name), and that HF_TOKEN is valid and may read it"
-        : "check the spelling (org/name); for a private model set HF_TOKEN",
-    );
-  }
-  if (status === 429) {
-    return new UserError(
-      "download",
-      `the Hub refuses more requests for now ${heard}`,
-      "wait some minutes, or set HF_TOKEN",
-    );
-  }
-  return new UserError("download", `the Hub cannot serve ${modelId} ${heard}`, "try again later");
-}
-
 /** Its details tell a network that is down from a Hub that says no: only then is an old answer good enough. */
-const unreachable = (endpoint: string, cause: unknown): UserError =>
-  new UserError(
-    "download",
-    `the Hub at ${endpoint} cannot be reached: ${messageOf(cause)}`,
-    "check the network and HF_ENDPOINT; with --offline only the cache is used",
-    { cause, details: { unreachable: true } },
-  );
-
-const nonsense = (endpoint: string, what: string): UserError =>
-  new UserError("download", `the Hub at ${endpoint} gave ${what}`, "check HF_ENDPOINT, and any proxy in between");
-
-function messageIn(body: string): string {
-  try {
-    const { error } = JSON.parse(body);
-    return typeof error === "string" ? error : "";
-  } catch {
-    return "";
-  }
+function gaveUp({ message, hint, cause, isUnreachable }: Transient, pauseMs: number, what?: string): UserError {
+  const problem = what ? `${what} broke off: ${message}` : message;
+  const way = what && isUnreachable ? "check the network and run it again; what has arrived is kept" : hint;
+  const tooLong = pauseMs > LONGEST_PAUSE_MS ? `, and asks to wait ${Math.round(pauseMs / 60_000)} minutes` : "";
+  return new UserError("download", problem + tooLong, way, { cause, details: { unreachable: isUnreachable } });
 }
 
 function originOf(endpoint: string): string {

@@ -1,154 +1,98 @@
 import { type FileHandle, open, rm } from "node:fs/promises";
 import { formatBytes } from "../base/bytes.ts";
-import { messageOf, UserError } from "../base/errors.ts";
+import { UserError } from "../base/errors.ts";
 import type { Logger } from "../base/log.ts";
-import { codeOf, type ModelCache } from "./cache.ts";
+import type { ModelCache } from "./cache.ts";
 import type { HubClient, ListedFile } from "./client.ts";
+import type { HubContent } from "./content.ts";
+import { checkDiskSpace, diskProblem } from "./disk.ts";
 
 export interface Download {
   readonly client: HubClient;
+  readonly content: HubContent;
   readonly cache: ModelCache;
-  readonly modelId: string;
-  readonly commit: string;
   readonly file: ListedFile;
+  /** The file and its model, for errors. */
+  readonly what: string;
   readonly log: Logger;
+  readonly onBytes?: (bytes: number) => void;
 }
 
 /**
- * Fetches one whole file into the cache. A connection that breaks is taken up where it broke; the content is checked
- * against the hash in the listing before it gets its name. Throws UserError `download`.
+ * Fetches one whole file into the cache's blobs. A connection that breaks is taken up where it broke, or at the start
+ * where the server ignores Range; the content is checked against its hash before it gets its name. Throws UserError
+ * `download`.
  */
-export async function downloadToCache(download: Download): Promise<void> {
-  const { cache, file, commit, log } = download;
-  if (!cache.hasBlob(file)) {
-    const started = performance.now();
-    log.info("downloading", { file: file.name, size: formatBytes(file.size) });
-    await fetchBlob(download);
-    log.info("downloaded", { file: file.name, seconds: ((performance.now() - started) / 1000).toFixed(1) });
-  }
-  cache.link(file, commit);
-}
-
-async function fetchBlob(download: Download): Promise<void> {
-  const { cache, file } = download;
+export async function downloadBlob(download: Download): Promise<void> {
+  const { cache, file, what, log } = download;
+  const started = performance.now();
   let partial: string | undefined;
   try {
+    await checkDiskSpace(cache.blobFolder(), file.size, what);
     partial = cache.partialPath(file);
     await fill(partial, download);
     cache.adoptBlob(partial, file);
   } catch (error) {
     if (partial) await rm(partial, { force: true });
-    throw diskProblem(error, file) ?? error;
+    throw diskProblem(error, what) ?? error;
   }
+  const seconds = ((performance.now() - started) / 1000).toFixed(1);
+  log.debug("downloaded", { file: file.name, size: formatBytes(file.size), seconds });
 }
 
 async function fill(path: string, download: Download): Promise<void> {
-  const { client, modelId, commit, file } = download;
+  const { file, what } = download;
   const target = await open(path, "wx");
   try {
-    const hash = hasher(file);
-    // Of an empty file no range can be asked for.
-    if (file.size > 0) await copyResuming(await client.open(modelId, commit, file.name), target, hash, download);
-    if (hash.digest("hex") !== (file.sha256 ?? file.gitSha1)) {
-      const hint = "try again; if it stays, a proxy or mirror on the way changes files";
-      throw new UserError("download", `${file.name} of ${modelId} arrived with other content than the Hub lists`, hint);
-    }
+    const hash = await copyResuming(target, download);
+    if (hash !== (file.sha256 ?? file.gitSha1)) throw otherContent(what);
   } finally {
     await target.close();
   }
 }
 
-/** How often a connection may break without one new byte. */
-const FRUITLESS = 5;
-const REPORT_MS = 5_000;
-
-async function copyResuming(
-  contentFrom: (from: number) => ReadableStream<Uint8Array>,
-  target: FileHandle,
-  hash: Bun.CryptoHasher,
-  { client, modelId, file, log }: Download,
-): Promise<void> {
+/** Gives the hash of what was written. */
+async function copyResuming(target: FileHandle, download: Download): Promise<string> {
+  const { client, content, file, what, onBytes } = download;
+  let hash = contentHasher(file);
   let done = 0;
-  let reported = performance.now();
-  for (let fruitless = 0; done < file.size;) {
-    const before = done;
+  let asked = 0;
+  let resumes = true;
+  const tryOnce = async () => {
+    if (!resumes) [hash, done] = [contentHasher(file), 0];
+    asked = done;
+    if (done === file.size && done > 0) return;
+    for await (const piece of content.read(done > 0 ? { begin: done, end: file.size } : "whole")) {
+      for (let written = 0; written < piece.length;) {
+        const left = piece.length - written;
+        written += (await target.write(piece, written, left, done + written)).bytesWritten; // it may take only a part
+      }
+      hash.update(piece);
+      done += piece.length;
+      onBytes?.(piece.length);
+    }
+  };
+  const orFromTheStart = async () => {
     try {
-      for await (const chunk of chunksOf(contentFrom(done), client.silenceMs)) {
-        if (done + chunk.length > file.size) throw new Error(`more than its ${file.size} bytes came`);
-        await writeAll(target, chunk);
-        hash.update(chunk);
-        done += chunk.length;
-        if (performance.now() - reported < REPORT_MS) continue;
-        reported = performance.now();
-        log.info("downloading", { file: file.name, done: formatBytes(done), size: formatBytes(file.size) });
-      }
-      if (done < file.size) throw new Error(`the connection ended after ${done} of ${file.size} bytes`);
+      await tryOnce();
     } catch (error) {
-      if (diskProblem(error, file)) throw error;
-      fruitless = done > before ? 1 : fruitless + 1;
-      log.warn("download interrupted", { file: file.name, done: formatBytes(done), error: messageOf(error) });
-      if (fruitless === FRUITLESS) {
-        const hint = "check the network and run it again; what has arrived whole is kept";
-        throw new UserError("download", `${file.name} of ${modelId} broke off: ${messageOf(error)}`, hint, {
-          cause: error,
-        });
-      }
-      await client.pause(fruitless);
+      if (!(error instanceof UserError) || !error.details["ignoresRange"]) throw error;
+      resumes = false;
+      await tryOnce();
     }
-  }
-}
-
-/** A file's write may take only a part of a chunk. */
-async function writeAll(target: FileHandle, chunk: Uint8Array): Promise<void> {
-  for (let written = 0; written < chunk.length;) {
-    written += (await target.write(chunk, written, chunk.length - written)).bytesWritten;
-  }
-}
-
-/** The pieces of a stream; one that falls silent is an error. */
-async function* chunksOf(stream: ReadableStream<Uint8Array>, silenceMs: number): AsyncGenerator<Uint8Array> {
-  const reader = stream.getReader();
-  let timer: Timer | undefined;
-  const silence = () =>
-    new Promise<never>((_, reject) => {
-      timer = setTimeout(() => reject(new Error(`nothing came for ${silenceMs / 1000} s`)), silenceMs);
-    });
-  try {
-    for (;;) {
-      const { done, value } = await Promise.race([reader.read(), silence()]).finally(() => clearTimeout(timer));
-      if (done) return;
-      yield value;
-    }
-  } finally {
-    reader.cancel().catch(() => {}); // whatever it says: nothing more is wanted of it
-  }
+  };
+  await client.persist(orFromTheStart, { what, hasProgressed: () => resumes && done > asked });
+  return hash.digest("hex");
 }
 
 /** The Hub names a large file by its sha256, any other by git's sha1 of a blob. */
-function hasher({ size, sha256 }: ListedFile): Bun.CryptoHasher {
+export function contentHasher({ size, sha256 }: ListedFile): Bun.CryptoHasher {
   return sha256 ? new Bun.CryptoHasher("sha256") : new Bun.CryptoHasher("sha1").update(`blob ${size}\0`);
 }
 
-function diskProblem(error: unknown, file: ListedFile): UserError | undefined {
-  switch (codeOf(error)) {
-    case "ENOSPC":
-    case "EDQUOT":
-      return new UserError(
-        "download",
-        `the disk of the cache is full: ${file.name} has ${formatBytes(file.size)}`,
-        "make room, or name another place with --cache-dir",
-        { cause: error },
-      );
-    case "EACCES":
-    case "EPERM":
-    case "EROFS":
-      return new UserError(
-        "download",
-        `${file.name} cannot be written into the cache: ${messageOf(error)}`,
-        "name a place that may be written with --cache-dir",
-        { cause: error },
-      );
-    default:
-      return undefined;
-  }
-}
+export const otherContent = (what: string): UserError =>
+  new UserError(
+    "download",
+    `${what} arrived with other content than the Hub lists`,
+    "try again; if it stays, a proxy or mirror on the way changes files",
+  );

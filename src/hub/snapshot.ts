@@ -5,8 +5,12 @@ import type { Logger } from "../base/log.ts";
 import { unsafePathReason } from "../base/safe-path.ts";
 import { ModelCache } from "./cache.ts";
 import { HubClient, type ListedFile } from "./client.ts";
-import { downloadToCache } from "./download.ts";
-import { type Environment, hubSettings } from "./settings.ts";
+import { TRANSFER, type Transfer } from "./fetch-ranges.ts";
+import { HubSnapshot, notCached } from "./hub-snapshot.ts";
+import type { PartDownload } from "./parts.ts";
+import type { ByteRange } from "./ranges.ts";
+import { RangeStore } from "./range-store.ts";
+import { type Environment, hubSettings, rangeStoreDir } from "./settings.ts";
 
 export interface ModelFile {
   /** Relative to the snapshot's directory. */
@@ -16,8 +20,17 @@ export interface ModelFile {
   readonly sha256?: string;
 }
 
-/** A model at one commit. Its files are listed at once; on this machine they are after `fetch`. */
-export interface Snapshot {
+/** Bytes of one of a model's files. */
+export interface FilePart {
+  readonly name: string;
+  readonly ranges: readonly ByteRange[];
+}
+
+/**
+ * A model at one commit. Its files are listed at once; on this machine they are after `fetch`, and parts of them after
+ * `ensure`. Whoever has it disposes of it when no part is read any more: until then no other process deletes one.
+ */
+export interface Snapshot extends Disposable {
   readonly modelId: string;
   /** The commit, 40 hex digits; `local` for a directory. */
   readonly revision: string;
@@ -25,7 +38,13 @@ export interface Snapshot {
   /** All files of the model, also those not fetched. */
   readonly files: readonly ModelFile[];
   /** Brings these files whole into `directory`, those that are there already at no cost. */
-  fetch(names: readonly string[]): Promise<void>;
+  fetch(names: readonly string[], download?: PartDownload): Promise<void>;
+  /** Brings these bytes to this machine, each to its own place in the file at `pathOf`. */
+  ensure(parts: readonly FilePart[], download?: PartDownload): Promise<void>;
+  /** Where a file can be read, as far as it was brought here. */
+  pathOf(name: string): string;
+  /** Of these bytes, how many are `wanted` and not here, and how many `ensure` would fetch with the small gaps between. */
+  missingBytes(parts: readonly FilePart[]): { wanted: number; fetch: number };
 }
 
 export interface ModelSource {
@@ -38,6 +57,7 @@ export interface ModelSource {
   readonly env: Environment;
   readonly log: Logger;
   readonly fetch?: typeof fetch;
+  readonly transfer?: Partial<Transfer>;
   /** As `HubClient` takes them. */
   readonly retryPauseMs?: number;
   readonly silenceMs?: number;
@@ -65,6 +85,7 @@ const SMALL_FILES = [
   "merges.txt",
   "chat_template.jinja",
 ];
+
 export const SINGLE_FILE = "model.safetensors";
 export const INDEX_FILE = "model.safetensors.index.json";
 
@@ -91,7 +112,17 @@ function localSnapshot(modelId: string): Snapshot {
     const status = statSync(join(directory, name), { throwIfNoEntry: false });
     return status?.isFile() ? [{ name, size: status.size }] : [];
   });
-  return { modelId, revision: "local", directory, files, fetch: async () => {} };
+  return {
+    modelId,
+    revision: "local",
+    directory,
+    files,
+    async fetch() {},
+    async ensure() {},
+    pathOf: (name) => join(directory, name),
+    missingBytes: () => ({ wanted: 0, fetch: 0 }),
+    [Symbol.dispose]() {},
+  };
 }
 
 async function hubSnapshot(source: ModelSource): Promise<Snapshot> {
@@ -101,29 +132,23 @@ async function hubSnapshot(source: ModelSource): Promise<Snapshot> {
     throw new UserError("bad_usage", `the revision ${revision} has ${reason}`, "give a branch, tag or commit");
 
   const settings = hubSettings(source.env);
-  const cache = new ModelCache(source.cacheDir ?? settings.cacheDir, modelId);
+  const cache = new ModelCache(source.cacheDir ?? settings.cacheDir, modelId, settings);
   const offline = source.offline || settings.offline;
-  const client = offline ? undefined : new HubClient({ ...source, ...settings });
+  const client = offline
+    ? undefined
+    : new HubClient({ ...source, ...settings, silenceMs: source.silenceMs ?? settings.silenceMs });
   const place = { cache, client, log };
   const commit = await resolveCommit(modelId, revision, place);
   const listing = await listFiles(modelId, commit, place);
-  // A name that leads out of the snapshot is not fetched and not offered.
-  const files = new Map(listing.filter(({ name }) => !unsafePathReason(name)).map((file) => [file.name, file]));
-  return {
+  return new HubSnapshot({
+    ...place,
     modelId,
-    revision: commit,
-    directory: cache.snapshotDirectory(commit),
-    files: [...files.values()].map(({ name, size, sha256 }) => ({ name, size, sha256 })),
-    async fetch(names) {
-      for (const name of names) {
-        const file = files.get(name);
-        if (!file) throw notOnHub(modelId, commit, name);
-        if (cache.has(file, commit)) continue;
-        if (!client) throw notCached(`${name} of ${modelId}@${commit}`);
-        await downloadToCache({ client, cache, modelId, commit, file, log });
-      }
-    },
-  };
+    commit,
+    // A name that leads out of the snapshot is not fetched and not offered.
+    listing: new Map(listing.filter(({ name }) => !unsafePathReason(name)).map((file) => [file.name, file])),
+    store: new RangeStore(rangeStoreDir(source.env, source.cacheDir)),
+    transfer: { ...TRANSFER, ...source.transfer },
+  });
 }
 
 interface Place {
@@ -172,9 +197,3 @@ function fallBack<T>(cached: T | undefined, error: unknown, log: Logger): T {
 function raise(error: Error): never {
   throw error;
 }
-
-const notCached = (what: string): UserError =>
-  new UserError("download", `${what} is not in the cache, and this node is offline`, "run once without --offline");
-
-const notOnHub = (modelId: string, commit: string, name: string): UserError =>
-  new UserError("download", `${modelId}@${commit} has no file ${name}`, "choose another revision with --revision");

@@ -10,12 +10,15 @@ export {
   QUERIES_WORDS,
 } from "./attention.ts";
 export { WORKGROUP } from "./elementwise.ts";
+export { dequantize } from "./dequantize.ts";
 export { embed } from "./embed.ts";
+export type { Encoding } from "./encoding.ts";
 export { gatherRows } from "./gather-rows.ts";
 export { gemm } from "./gemm.ts";
 export { gemv, GEMV_OUTPUTS } from "./gemv.ts";
 export { kvWrite } from "./kv-write.ts";
 export { layerNorm } from "./layer-norm.ts";
 export { packBf16 } from "./pack-bf16.ts";
-export { transposeBf16 } from "./transpose-bf16.ts";
+export { absmax, quantizeInt8, quantizeNf4 } from "./quantize.ts";
+export { TRANSPOSE_ROWS, transposeBf16 } from "./transpose-bf16.ts";
 export { unpackBf16 } from "./unpack-bf16.ts";

@@ -60,7 +60,7 @@ export class NextNode {
 
   /** Throws UserError `bad_usage` where `url` is not an http or https URL. */
   constructor(options: { url: string; own: OwnEnd; fetch?: Fetch; timeoutMs?: number }) {
-    this.url = parseUrl(options.url);
+    this.url = parseNodeUrl(options.url);
     this.own = options.own;
     this.#fetch = options.fetch ?? fetch;
     this.#timeoutMs = options.timeoutMs ?? HOP_TIMEOUT_MS;
@@ -198,7 +198,7 @@ export class NextNode {
 }
 
 /** With a slash at its end, so that a path before it (a reverse proxy's) stays. */
-function parseUrl(text: string): string {
+export function parseNodeUrl(text: string): string {
   const url = URL.parse(text);
   if (url?.protocol === "http:" || url?.protocol === "https:") return url.href.replace(/\/*$/, "/");
   throw new UserError("bad_usage", `the next node is "${text}"`, "give its URL, as in --next http://127.0.0.1:8002");

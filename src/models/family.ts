@@ -1,5 +1,5 @@
 import type { Span } from "../base/span.ts";
-import type { Activations, BuildContext, ModuleSpec, Pass } from "../nn/index.ts";
+import type { Activations, BuildContext, Encoding, ModuleSpec, Pass } from "../nn/index.ts";
 import type { ConfigReader, ModelConfig } from "./config.ts";
 
 /** The part of a model that one node holds, ready to run. */
@@ -32,9 +32,17 @@ export interface StageOptions {
   readonly span: Span;
   /** The longest sequence, in tokens. */
   readonly maxContext: number;
-  /** Rows of logits that are made at a time. */
-  readonly logitRows: number;
+  /** Of the weights that bitsandbytes would quantize; all others are bfloat16. */
+  readonly encoding: Encoding;
 }
+
+/** Logits are made for as many rows at a time as fit in here, and for at most so many. */
+const LOGIT_BYTES = 16 * 2 ** 20;
+const MAX_LOGIT_ROWS = 64;
+
+/** Rows of logits that a head makes at a time: they are the widest activations there are. */
+export const logitRowsFor = (vocabSize: number): number =>
+  Math.max(1, Math.min(MAX_LOGIT_ROWS, Math.floor(LOGIT_BYTES / (vocabSize * 4))));
 
 /** A tree of module specs, and the same tree of modules. */
 type Tree = { readonly [name: string]: ModuleSpec<unknown> | Tree | readonly Tree[] | undefined };

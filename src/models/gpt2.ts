@@ -2,7 +2,7 @@ import { UserError } from "../base/errors.ts";
 import { isHead, isTail } from "../base/span.ts";
 import { activation, attention, layerNorm, linear, positionEmbedding, residual } from "../nn/index.ts";
 import type { ConfigReader, ModelConfig } from "./config.ts";
-import { defineFamily } from "./family.ts";
+import { defineFamily, logitRowsFor } from "./family.ts";
 
 interface Gpt2Config extends ModelConfig {
   readonly innerSize: number;
@@ -47,7 +47,7 @@ export const gpt2 = defineFamily({
     };
   },
 
-  modules(config, { span, maxContext, logitRows }) {
+  modules(config, { span, maxContext }) {
     const { hiddenSize, innerSize, vocabSize, heads, headDim, eps } = config;
     const conv1d = (name: string, sizes: { in: number; out: number; output: string }) =>
       linear({ weight: [`${name}.weight`], bias: `${name}.bias`, storedTransposed: true, ...sizes });
@@ -91,8 +91,9 @@ export const gpt2 = defineFamily({
             in: hiddenSize,
             out: vocabSize,
             output: "logits",
-            outputRows: logitRows,
+            outputRows: logitRowsFor(vocabSize),
             round: true,
+            keepsBf16: true,
           })
         : undefined,
     };

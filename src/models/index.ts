@@ -5,7 +5,7 @@ import type { ModelConfig } from "./config.ts";
 import { gpt2 } from "./gpt2.ts";
 
 export type { ModelConfig } from "./config.ts";
-export type { Family, Model, StageOptions } from "./family.ts";
+export { type Family, logitRowsFor, type Model, type StageOptions } from "./family.ts";
 
 const FAMILIES: readonly Family[] = [gpt2];
 

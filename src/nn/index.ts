@@ -3,7 +3,7 @@ export { attention, type Attention, cacheWords, DECODE_ROWS, PREFILL_QUERIES } f
 export { positionEmbedding, type PositionEmbedding } from "./embedding.ts";
 export { layerNorm, type LayerNorm } from "./layer-norm.ts";
 export { linear, type Linear } from "./linear.ts";
-export type { Matrix, MatrixPart } from "./matrix.ts";
+export type { Encoding, Matrix, MatrixPart } from "./matrix.ts";
 export {
   type BuildContext,
   type ModuleSpec,

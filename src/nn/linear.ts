@@ -1,7 +1,7 @@
 import { ceilDiv } from "../base/bytes.ts";
 import type { Pipeline } from "../gpu/kernel.ts";
 import { strideOf, type Tensor } from "../gpu/tensor.ts";
-import { gemm, gemv, GEMV_OUTPUTS } from "../kernels/index.ts";
+import { type Encoding, gemm, gemv, GEMV_OUTPUTS } from "../kernels/index.ts";
 import type { Matrix } from "./matrix.ts";
 import { type BuildContext, matrixSpec, type ModuleSpec, temporary, vectorSpec } from "./module.ts";
 import type { Activations, Pass } from "./pass.ts";
@@ -19,22 +19,25 @@ export interface LinearSpec {
   outputRows?: number;
   /** Rounds the output to bfloat16. */
   round?: boolean;
+  /** Leaves the weight in bfloat16 whatever the encoding of the others: a head's. */
+  keepsBf16?: boolean;
 }
 
-/** y = x Wᵀ + b, with W [out, in] in bfloat16 and float32 sums. */
+/** y = x Wᵀ + b, with W [out, in] in its encoding and float32 sums. */
 export function linear(spec: LinearSpec): ModuleSpec<Linear> {
-  const weight = matrixSpec(spec.weight, spec.out, spec.in, spec.storedTransposed);
+  const weight = matrixSpec(spec.weight, spec.out, spec.in, {
+    storedTransposed: spec.storedTransposed,
+    quantizable: !spec.keepsBf16,
+  });
   const bias = spec.bias === undefined ? undefined : vectorSpec(spec.bias, spec.out);
   return {
     weights: bias ? [weight, bias] : [weight],
     temporaries: [temporary(spec.output, spec.out, { rows: spec.outputRows })],
-    build: async (context) =>
-      new Linear(
-        spec.output,
-        context.weights.matrix(weight),
-        bias ? context.weights.vector(bias) : context.nothing,
-        await pipelinesOf(spec, context),
-      ),
+    async build(context) {
+      const matrix = context.weights.matrix(weight);
+      const pipelines = await pipelinesOf(spec, matrix.encoding, context);
+      return new Linear(spec.output, matrix, bias && context.weights.vector(bias), pipelines, context.nothing);
+    },
   };
 }
 
@@ -48,16 +51,17 @@ export class Linear {
   constructor(
     private readonly output: string,
     private readonly weight: Matrix,
-    private readonly bias: Tensor,
+    private readonly bias: Tensor | undefined,
     private readonly pipelines: Awaited<ReturnType<typeof pipelinesOf>>,
+    private readonly nothing: Tensor,
   ) {}
 
   forward(pass: Pass, x: Activations): Activations {
     const y = pass.temporaries.get(this.output);
     const { rows } = x;
-    for (const { firstRow, tensor } of this.weight.parts) {
-      const bindings = { weight: tensor, x: x.tensor, bias: this.bias, y };
-      const outputs = tensor.rows;
+    for (const { firstRow, rows: outputs, tensor, scales } of this.weight.parts) {
+      const { nothing, bias = nothing } = this;
+      const bindings = { weight: tensor, scales: scales ?? nothing, x: x.tensor, bias, y };
       const params = { rows, outputs, first_output: firstRow };
       const pipeline: Pipeline<keyof typeof bindings, keyof typeof params, { rows: number; outputs: number }> =
         rows <= GEMV_ROWS ? this.pipelines.gemv : this.pipelines.gemm;
@@ -67,16 +71,17 @@ export class Linear {
   }
 }
 
-async function pipelinesOf(spec: LinearSpec, { pipelines }: BuildContext) {
+async function pipelinesOf(spec: LinearSpec, encoding: Encoding, { pipelines }: BuildContext) {
   const constants = {
     WEIGHT_STRIDE: strideOf(spec.in, "bf16"),
+    COLUMNS: spec.in,
     STRIDE_OUT: strideOf(spec.out, "f32"),
     HAS_BIAS: spec.bias === undefined ? 0 : 1,
     ROUND: spec.round ? 1 : 0,
   };
   const blocks = ceilDiv(constants.WEIGHT_STRIDE, 32);
   return {
-    gemv: await pipelines.compile(gemv.bf16, { ...constants, OUTPUTS: GEMV_OUTPUTS, BLOCKS: blocks }),
-    gemm: await pipelines.compile(gemm.bf16, constants),
+    gemv: await pipelines.compile(gemv[encoding], { ...constants, OUTPUTS: GEMV_OUTPUTS, BLOCKS: blocks }),
+    gemm: await pipelines.compile(gemm[encoding], constants),
   };
 }

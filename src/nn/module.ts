@@ -23,6 +23,8 @@ export interface WeightSpec {
   readonly columns: number;
   /** The file keeps a matrix as [columns, rows]: GPT-2's Conv1D. */
   readonly storedTransposed: boolean;
+  /** Whether bitsandbytes would quantize it: the linear layers, but for the head. */
+  readonly quantizable: boolean;
 }
 
 /** A place for activations, shared by all modules that name it. */
@@ -52,8 +54,8 @@ export const matrixSpec = (
   names: readonly string[],
   rows: number,
   columns: number,
-  storedTransposed = false,
-): WeightSpec => ({ names, kind: "matrix", rows, columns, storedTransposed });
+  { storedTransposed = false, quantizable = false } = {},
+): WeightSpec => ({ names, kind: "matrix", rows, columns, storedTransposed, quantizable });
 
 export const vectorSpec = (name: string, columns: number): WeightSpec => ({
   names: [name],
@@ -61,6 +63,7 @@ export const vectorSpec = (name: string, columns: number): WeightSpec => ({
   rows: 1,
   columns,
   storedTransposed: false,
+  quantizable: false,
 });
 
 export const temporary = (

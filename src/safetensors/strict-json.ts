@@ -19,8 +19,8 @@ const MAX_DEPTH = 128;
 
 /** Throws SyntaxError with the character's position. */
 export function parseJson(text: string): Json {
-  const reader = new Reader(text);
-  const value = reader.value(0);
+  const reader = new JsonReader(text);
+  const value = reader.value();
   reader.end();
   return value;
 }
@@ -39,25 +39,55 @@ function plain(value: Json | undefined): unknown {
   return value;
 }
 
-class Reader {
+/**
+ * Reads a text value by value, in its order, so that a large one need never be in memory as a whole. Each method throws
+ * SyntaxError with the character's position.
+ */
+export class JsonReader {
   #at = 0;
+  #depth = 0;
+  /** How many values `value` may still build. */
+  #budget = Number.POSITIVE_INFINITY;
 
   constructor(readonly text: string) {}
 
-  value(depth: number): Json {
-    if (depth > MAX_DEPTH) throw this.#error(`nesting deeper than ${MAX_DEPTH}`);
+  /** Whether the next value is an object. */
+  isObject(): boolean {
     this.#skipSpace();
-    switch (this.text[this.#at]) {
-      case "{":
-        return this.#object(depth);
-      case "[":
-        return this.#array(depth);
-      case '"':
-        return this.#string();
-      default: {
-        const word = this.#word();
-        return word === undefined ? this.#number() : word;
-      }
+    return this.text.charCodeAt(this.#at) === OPEN_BRACE;
+  }
+
+  /** Goes through an object; `member` reads or skips the value of each key. */
+  object(member: (key: string) => void): void {
+    this.#open("{");
+    if (!this.#take(CLOSE_BRACE)) {
+      do {
+        this.#skipSpace();
+        const key = this.#string();
+        this.#expect(":");
+        member(key);
+      } while (this.#take(COMMA));
+      this.#expect("}");
+    }
+    this.#depth--;
+  }
+
+  /** The next value, with all that is in it: refused where that is more than `most` values. */
+  value(most = Number.POSITIVE_INFINITY): Json {
+    this.#budget = most;
+    return this.#value();
+  }
+
+  /** Checks the next value and forgets it. */
+  skip(): void {
+    this.#skipSpace();
+    switch (this.text.charCodeAt(this.#at)) {
+      case OPEN_BRACE:
+        return this.object(() => this.skip());
+      case OPEN_BRACKET:
+        return this.#list(() => this.skip());
+      default:
+        this.#scalar();
     }
   }
 
@@ -66,41 +96,60 @@ class Reader {
     if (this.#at < this.text.length) throw this.#error("something follows the JSON value");
   }
 
-  #object(depth: number): JsonObject {
-    const members: [string, Json][] = [];
-    this.#at++;
-    if (this.#take("}")) return new JsonObject(members);
-    do {
-      this.#skipSpace();
-      const key = this.#string();
-      this.#expect(":");
-      members.push([key, this.value(depth + 1)]);
-    } while (this.#take(","));
-    this.#expect("}");
-    return new JsonObject(members);
+  #value(): Json {
+    if (this.#budget-- <= 0) throw this.#error("more values than can stand here");
+    this.#skipSpace();
+    switch (this.text.charCodeAt(this.#at)) {
+      case OPEN_BRACE: {
+        const members: [string, Json][] = [];
+        this.object((key) => members.push([key, this.#value()]));
+        return new JsonObject(members);
+      }
+      case OPEN_BRACKET: {
+        const items: Json[] = [];
+        this.#list(() => items.push(this.#value()));
+        return items;
+      }
+      default:
+        return this.#scalar();
+    }
   }
 
-  #array(depth: number): Json[] {
-    const items: Json[] = [];
-    this.#at++;
-    if (this.#take("]")) return items;
-    do items.push(this.value(depth + 1));
-    while (this.#take(","));
-    this.#expect("]");
-    return items;
+  #list(item: () => void): void {
+    this.#open("[");
+    if (!this.#take(CLOSE_BRACKET)) {
+      do item();
+      while (this.#take(COMMA));
+      this.#expect("]");
+    }
+    this.#depth--;
+  }
+
+  #open(bracket: "{" | "["): void {
+    this.#expect(bracket);
+    if (++this.#depth > MAX_DEPTH) throw this.#error(`nesting deeper than ${MAX_DEPTH}`);
+  }
+
+  #scalar(): string | boolean | null | number | NumberLiteral {
+    if (this.text.charCodeAt(this.#at) === QUOTE) return this.#string();
+    const word = this.#word();
+    return word === undefined ? this.#number() : word;
   }
 
   #string(): string {
-    PLAIN_STRING.lastIndex = this.#at;
-    const plainLength = PLAIN_STRING.exec(this.text)?.[0].length;
-    if (plainLength === undefined) return this.#escapedString();
+    if (this.text.charCodeAt(this.#at) !== QUOTE) throw this.#error("a string was expected");
     const start = this.#at + 1;
-    this.#at += plainLength;
-    return this.text.slice(start, this.#at - 1);
+    for (let end = start; ; end++) {
+      const code = this.text.charCodeAt(end);
+      if (code === QUOTE) {
+        this.#at = end + 1;
+        return this.text.slice(start, end);
+      }
+      if (!(code >= SPACE) || code === BACKSLASH || code >= FIRST_SURROGATE) return this.#unusualString(); // or the end
+    }
   }
 
-  #escapedString(): string {
-    if (this.text[this.#at] !== '"') throw this.#error("a string was expected");
+  #unusualString(): string {
     let end = this.#at + 1;
     while (this.text[end] !== '"') {
       if (end >= this.text.length) throw this.#error("a string has no end");
@@ -127,6 +176,28 @@ class Reader {
   }
 
   #number(): number | NumberLiteral {
+    return this.#shortNumber() ?? this.#anyNumber();
+  }
+
+  /** Up to 15 digits and nothing else: nearly every number there is. */
+  #shortNumber(): number | undefined {
+    const start = this.#at;
+    let value = 0;
+    let end = start;
+    for (; end < start + 15; end++) {
+      const digit = this.text.charCodeAt(end) - ZERO;
+      if (!(digit >= 0 && digit <= 9)) break;
+      value = value * 10 + digit;
+    }
+    const next = this.text.charCodeAt(end);
+    const isWhole = next === COMMA || next === CLOSE_BRACKET || next === CLOSE_BRACE || isSpace(next);
+    const hasLeadingZero = this.text.charCodeAt(start) === ZERO && end > start + 1;
+    if (end === start || !isWhole || hasLeadingZero) return undefined;
+    this.#at = end;
+    return value;
+  }
+
+  #anyNumber(): number | NumberLiteral {
     NUMBER.lastIndex = this.#at;
     const literal = NUMBER.exec(this.text)?.[0];
     if (literal === undefined) throw this.#error("a value was expected");
@@ -135,15 +206,15 @@ class Reader {
     return /^\d+$/.test(literal) && Number.isSafeInteger(value) ? value : new NumberLiteral(literal);
   }
 
-  #take(character: string): boolean {
+  #take(code: number): boolean {
     this.#skipSpace();
-    if (this.text[this.#at] !== character) return false;
+    if (this.text.charCodeAt(this.#at) !== code) return false;
     this.#at++;
     return true;
   }
 
   #expect(character: string): void {
-    if (!this.#take(character)) throw this.#error(`"${character}" was expected`);
+    if (!this.#take(character.charCodeAt(0))) throw this.#error(`"${character}" was expected`);
   }
 
   #skipSpace(): void {
@@ -160,7 +231,16 @@ const WORDS = [
   ["false", false],
   ["null", null],
 ] as const;
-// oxlint-disable-next-line no-control-regex -- JSON allows no control character in a string
-const PLAIN_STRING = /"[^"\\\u0000-\u001f]*"/y;
 const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y;
-const isSpace = (code: number) => code === 0x20 || code === 0x0a || code === 0x0d || code === 0x09;
+const isSpace = (code: number) => code === SPACE || code === 0x0a || code === 0x0d || code === 0x09;
+
+const SPACE = 0x20;
+const QUOTE = 0x22;
+const COMMA = 0x2c;
+const ZERO = 0x30;
+const OPEN_BRACKET = 0x5b;
+const BACKSLASH = 0x5c;
+const CLOSE_BRACKET = 0x5d;
+const OPEN_BRACE = 0x7b;
+const CLOSE_BRACE = 0x7d;
+const FIRST_SURROGATE = 0xd800;

@@ -1,4 +1,5 @@
 import { readFileSync } from "node:fs";
+import { networkInterfaces } from "node:os";
 import { join } from "node:path";
 import { formatBytes } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
@@ -8,15 +9,18 @@ import { numericsId } from "../engine/numerics.ts";
 import { type GpuStage, openStage } from "../engine/stage.ts";
 import { type Device, openDevice } from "../gpu/device.ts";
 import { modelDigest } from "../hub/digest.ts";
+import type { Transfer } from "../hub/fetch-ranges.ts";
+import { type DownloadProgress, silentProgress } from "../hub/progress.ts";
 import type { Environment } from "../hub/settings.ts";
 import { resolveModel, smallFiles, type Snapshot } from "../hub/snapshot.ts";
 import { Admission } from "../mesh/admission.ts";
-import { NextNode } from "../mesh/next-node.ts";
+import { NextNode, parseNodeUrl } from "../mesh/next-node.ts";
 import { type Family, type ModelConfig, readModel } from "../models/index.ts";
-import { neededFiles, openCheckpoint } from "../safetensors/checkpoint.ts";
+import { openCheckpoint } from "../safetensors/checkpoint.ts";
 import { loadTokenizer } from "../tokenizer/tokenizer.ts";
-import { type LoadPlan, logitRowsFor, neededNames, planLoad } from "../weights/plan.ts";
+import { type LoadPlan, neededNames, planLoad, unexpectedNames } from "../weights/plan.ts";
 import { createApp } from "./app.ts";
+import { fetchHeaders, type FetchPlan, fetchWeights, fetchWhole, planFetch, weightFiles } from "./fetch.ts";
 import { checkPort, serve } from "./serve.ts";
 
 export interface NodeConfig {
@@ -34,15 +38,20 @@ export interface NodeConfig {
   readonly allowedHosts: readonly string[];
   readonly allowedOrigins: readonly string[];
   readonly device: string;
+  readonly quantization: Quantization;
   /** Tokens; default and most: the model's own limit. */
   readonly maxContext?: number;
   readonly offline: boolean;
   readonly cacheDir?: string;
+  /** Fetch files of weights whole, into the cache that all Hugging Face tools share. */
+  readonly wholeFiles?: boolean;
 }
 
 export interface Surroundings {
   readonly log: Logger;
   readonly env: Environment;
+  readonly progress?: DownloadProgress;
+  readonly transfer?: Partial<Transfer>;
 }
 
 /** What a node will do, known before a device is opened. */
@@ -52,6 +61,7 @@ export interface NodePlan {
   readonly config: ModelConfig;
   readonly eosTokenIds: readonly number[];
   readonly load: LoadPlan;
+  readonly fetch: FetchPlan;
 }
 
 export interface RunningNode {
@@ -62,27 +72,45 @@ export interface RunningNode {
   stop(): Promise<void>;
 }
 
-/** Finds the model, fetches what the span needs, and decides what goes where. */
-export async function planNode(config: NodeConfig, { log, env }: Surroundings): Promise<NodePlan> {
-  const snapshot = await resolveModel({ ...config, env, log });
+/**
+ * Finds the model, reads what little tells its shapes, and decides what goes where. No weights are fetched, unless whole
+ * files are wanted.
+ */
+export async function planNode(config: NodeConfig, surroundings: Surroundings): Promise<NodePlan> {
+  const { log, env, transfer, progress = silentProgress } = surroundings;
+  const snapshot = await resolveModel({ ...config, env, log, transfer });
   await snapshot.fetch(smallFiles(snapshot));
   const json = readJson(snapshot, "config.json");
   const { family, config: model } = readModel(json);
   const span = spanOf(config, model);
-  const options = { span, maxContext: contextOf(config, model), logitRows: logitRowsFor(model.vocabSize) };
+  const options = { span, maxContext: contextOf(config, model), encoding: ENCODINGS[config.quantization] };
 
   const names = neededNames(family, model, options);
   const needs = (name: string) => names.has(name);
-  await snapshot.fetch(neededFiles(snapshot.directory, { needs }));
-  const checkpoint = openCheckpoint(snapshot.directory, { needs });
+  const pathOf = (name: string) => snapshot.pathOf(name);
+  const files = weightFiles(snapshot, needs);
+  if (config.wholeFiles) await fetchWhole(snapshot, files, progress);
+  else await fetchHeaders(snapshot, files);
+  const checkpoint = openCheckpoint(snapshot.directory, { needs, pathOf });
   const load = planLoad(family, model, options, checkpoint);
-  return { snapshot, family, config: model, eosTokenIds: eosTokenIds(snapshot, json), load };
+  const unexpected = unexpectedNames(family, model, options, checkpoint);
+  if (unexpected.length > 0) log.warn("unused tensors", { count: unexpected.length, first: unexpected[0] });
+  return {
+    snapshot,
+    family,
+    config: model,
+    eosTokenIds: eosTokenIds(snapshot, json),
+    load,
+    fetch: planFetch(snapshot, load),
+  };
 }
 
 /** Loads the span and serves it. Resolves when the node listens; it is ready once its next node is. */
 export async function startNode(config: NodeConfig, surroundings: Surroundings): Promise<RunningNode> {
-  const { log, env } = surroundings;
-  checkPort(config); // before minutes of loading, not after
+  const { log, env, progress = silentProgress } = surroundings;
+  // What can be wrong is found before minutes of loading, not after.
+  checkPort(config);
+  if (config.next !== undefined) parseNodeUrl(config.next);
   const plan = await planNode(config, surroundings);
   const { load, snapshot } = plan;
   const { span } = load.options;
@@ -94,6 +122,7 @@ export async function startNode(config: NodeConfig, surroundings: Surroundings):
     context: load.options.maxContext,
   });
   const tokenizer = isHead(span) ? await loadTokenizer(snapshot.directory) : undefined;
+  await fetchWeights(snapshot, plan.fetch, progress);
   const digest = await modelDigest(snapshot, env);
 
   const failure = Promise.withResolvers<never>();
@@ -115,12 +144,12 @@ export async function startNode(config: NodeConfig, surroundings: Surroundings):
     modelId: snapshot.modelId,
     revision: snapshot.revision === "local" ? null : snapshot.revision,
     modelDigest: digest,
-    quantization: "bfloat16",
-    numerics: numericsId(device, "bfloat16"),
+    quantization: config.quantization,
+    numerics: numericsId(device, config.quantization),
     device: device.info.name,
   };
   const memory = () => ({ planned: load.deviceBytes, allocated: stage.allocatedBytes, available: null });
-  const allowed = { hosts: [config.host, ...config.allowedHosts], origins: config.allowedOrigins };
+  const allowed = { hosts: [...ownNames(config.host), ...config.allowedHosts], origins: config.allowedOrigins };
   const server = serve(createApp({ stage, tokenizer, identity, next, log, memory, allowed }), {
     hostname: config.host,
     port: config.port,
@@ -136,6 +165,7 @@ export async function startNode(config: NodeConfig, surroundings: Surroundings):
       await server.stop();
       stage.destroy();
       device.destroy();
+      snapshot[Symbol.dispose]();
     },
   };
 }
@@ -154,6 +184,7 @@ async function loadStage(plan: NodePlan, device: Device, log: Logger): Promise<G
     },
   });
   const loaded = performance.now();
+  log.info("warming up", { why: "a driver may compile the kernels now, once" });
   await stage.warmUp();
   log.info("loaded", {
     seconds: ((loaded - began) / 1000).toFixed(1),
@@ -165,9 +196,20 @@ async function loadStage(plan: NodePlan, device: Device, log: Logger): Promise<G
 
 const PROGRESS_MS = 2_000;
 
+/** `--quantization`, and how the weights that it means lie on the device. */
+const ENCODINGS = { bfloat16: "bf16", int8: "int8", nf4: "nf4" } as const;
+export type Quantization = keyof typeof ENCODINGS;
+export const QUANTIZATIONS = Object.keys(ENCODINGS) as Quantization[];
+
+/** Under which names the node may be called: one that listens on every address has all of this machine's. */
+function ownNames(host: string): string[] {
+  if (host !== "0.0.0.0" && host !== "::") return [host];
+  return Object.values(networkInterfaces()).flatMap((addresses = []) => addresses.map(({ address }) => address));
+}
+
 function spanOf({ shardStart: start, shardEnd }: NodeConfig, { layers: total }: ModelConfig): Span {
   const end = shardEnd ?? total;
-  const hint = `this model has layers 0 to ${total}: take --shard-start from 0 to ${total - 1} and --shard-end from above it to ${total}`;
+  const hint = `this model has ${total} layers: take --shard-start from 0 to ${total - 1} and --shard-end from above it to ${total}`;
   if (end > total) throw new UserError("bad_range", `--shard-end ${end} is beyond the model's ${total} layers`, hint);
   if (start >= end) throw new UserError("bad_range", `--shard-start ${start} is not below --shard-end ${end}`, hint);
   return { start, end, total };

@@ -1,13 +1,15 @@
+import { bytesOf } from "../base/bytes.ts";
 import type { Commands } from "../gpu/commands.ts";
 import type { Device } from "../gpu/device.ts";
 import type { PipelineCache } from "../gpu/kernel.ts";
 import { strideOf, type Tensor, type TensorStore } from "../gpu/tensor.ts";
-import { transposeBf16, WORKGROUP } from "../kernels/index.ts";
-import type { Matrix, MatrixPart, WeightSource, WeightSpec } from "../nn/index.ts";
+import { TRANSPOSE_ROWS, transposeBf16, WORKGROUP } from "../kernels/index.ts";
+import type { Encoding, Matrix, MatrixPart, WeightSource, WeightSpec } from "../nn/index.ts";
 import { bf16ArrayToF32, convertToBf16, type FloatDtype } from "../quant/bf16.ts";
 import type { CheckpointTensor } from "../safetensors/checkpoint.ts";
-import { mapRange } from "../safetensors/mapped-file.ts";
+import { RangeReader } from "../safetensors/range-reader.ts";
 import type { LoadPlan } from "./plan.ts";
+import { quantizeMatrix, splitRows } from "./quantize.ts";
 
 export interface LoadContext {
   readonly device: Device;
@@ -21,24 +23,26 @@ export interface LoadContext {
   readonly onProgress?: (readBytes: number, totalBytes: number) => void;
 }
 
-/** A file is mapped for about this many bytes at a time, so that memory stays small whatever a tensor's size. */
-const PIECE_BYTES = 4 * 2 ** 20;
-/** A device may hold on to written bytes until the next submit: so many are let gather. */
-const RECLAIM_BYTES = 8 * 2 ** 20;
+/** A tensor goes to the device in pieces of about this many bytes, so that memory stays small whatever its size. */
+const PIECE_BYTES = 2 ** 20;
+/** A file is read for about this many bytes at a time, so that they are still in the processor's cache when converted. */
+const READ_BYTES = 2 ** 18;
+/** A device may hold on to written bytes until it is done with them: twice as many as these are let gather. */
+const SETTLE_BYTES = 2 * 2 ** 20;
 
 /**
- * Walks the plan: maps each tensor piece by piece, converts it to bfloat16, puts it on the device and forgets it.
+ * Walks the plan: reads each tensor piece by piece, converts it to bfloat16, puts it on the device and forgets it.
  * @throws UserError `bad_model` when a file is no longer what its header said.
  */
 export async function loadWeights(plan: LoadPlan, context: LoadContext): Promise<WeightSource> {
-  const loader = new Loader(context);
+  using loader = new Loader(context);
   const matrices = new Map<string, Matrix>();
   const vectors = new Map<string, Tensor>();
   let readBytes = 0;
-  for (const { source, specs } of plan.weights) {
+  for (const { source, specs, encoding } of plan.weights) {
     const [first] = specs;
     if (first!.kind === "matrix") {
-      const matrix = await loader.matrix(first!, source);
+      const matrix = await loader.matrix(first!, source, encoding);
       for (const spec of specs) matrices.set(keyOf(spec), matrix);
     } else {
       const vector = loader.vector(first!, source);
@@ -47,7 +51,7 @@ export async function loadWeights(plan: LoadPlan, context: LoadContext): Promise
     readBytes += source.end - source.begin;
     context.onProgress?.(readBytes, plan.readBytes);
   }
-  await context.device.reclaim();
+  await loader.finish();
   return { matrix: (spec) => found(matrices, spec), vector: (spec) => found(vectors, spec) };
 }
 
@@ -59,14 +63,26 @@ function found<T>(loaded: ReadonlyMap<string, T>, spec: WeightSpec): T {
   return value;
 }
 
-class Loader {
+class Loader implements Disposable {
   readonly #context: LoadContext;
-  /** One array for all pieces: garbage of this size gathers faster than it is collected. */
+  readonly #reader = new RangeReader();
+  /** One array each for all pieces: garbage of this size gathers faster than it is collected. */
   #staging = new Uint16Array(0);
+  #raw = new Uint8Array(0);
   #unsettledBytes = 0;
+  #settled: Promise<void> = Promise.resolve();
 
   constructor(context: LoadContext) {
     this.#context = context;
+  }
+
+  [Symbol.dispose](): void {
+    this.#reader[Symbol.dispose]();
+  }
+
+  /** Resolves when everything is on the device, and what it took on the way is given back. */
+  finish(): Promise<void> {
+    return this.#context.device.reclaim();
   }
 
   /** [columns] float32 that hold bfloat16 values: kernels read vectors as they are. */
@@ -77,28 +93,30 @@ class Loader {
     return tensor;
   }
 
-  async matrix(spec: WeightSpec, source: CheckpointTensor): Promise<Matrix> {
-    const matrix = this.#create(spec, source.name);
+  async matrix(spec: WeightSpec, source: CheckpointTensor, encoding: Encoding): Promise<Matrix> {
+    const matrix = this.#create(spec, source.name, encoding);
     if (spec.storedTransposed) await this.#uploadTransposed(matrix, source);
     else await this.#uploadRows(matrix, source);
-    return matrix;
+    return encoding === "bf16" ? matrix : quantizeMatrix(matrix, encoding, source.name, this.#context);
   }
 
-  #create({ rows, columns }: WeightSpec, label: string): Matrix {
+  /** In bfloat16, split so that each part can be bound and, later, encoded by itself. */
+  #create({ rows, columns }: WeightSpec, label: string, encoding: Encoding): Matrix {
     const { store, maxBindingBytes } = this.#context;
-    const partRows = Math.max(1, Math.floor(maxBindingBytes / (strideOf(columns, "bf16") * 2)));
+    const step = splitRows(columns, encoding);
+    const partRows = Math.max(1, Math.floor(maxBindingBytes / (strideOf(columns, "bf16") * 2 * step))) * step;
     const parts: MatrixPart[] = [];
     for (let firstRow = 0; firstRow < rows; firstRow += partRows) {
       const count = Math.min(partRows, rows - firstRow);
-      parts.push({ firstRow, tensor: store.create(`${label}[${firstRow}]`, count, columns, "bf16") });
+      parts.push({ firstRow, rows: count, tensor: store.create(`${label}[${firstRow}]`, count, columns, "bf16") });
     }
-    return { rows, columns, parts };
+    return { rows, columns, encoding: "bf16", parts };
   }
 
   async #uploadRows({ columns, parts }: Matrix, source: CheckpointTensor): Promise<void> {
     const most = Math.floor(PIECE_BYTES / (columns * bytesPerValue(source)));
     for (const { firstRow, tensor } of parts) {
-      for (const { first, count } of pieces(tensor.rows, most)) {
+      for (const { first, count } of pieces(tensor.rows, most, 2)) {
         const values = this.#read(source, firstRow + first, count, columns, tensor.stride);
         this.#context.store.write(tensor, values, first * tensor.rowBytes);
         await this.#settle(values.byteLength);
@@ -113,8 +131,7 @@ class Loader {
     const constants = { IN_STRIDE: inStride, OUT_STRIDE: strideOf(columns, "bf16"), WORKGROUP };
     const pipeline = await pipelines.compile(transposeBf16, constants);
     const most = Math.floor(Math.min(upload.byteLength, PIECE_BYTES) / (inStride * 2));
-    // An even number of the file's rows, since each word on the device holds two of them.
-    for (const { first, count } of pieces(columns, most - (most % 2))) {
+    for (const { first, count } of pieces(columns, most - (most % TRANSPOSE_ROWS), TRANSPOSE_ROWS)) {
       const values = this.#read(source, first, count, rows, inStride);
       store.write(upload, values);
       for (const { firstRow, tensor } of parts) {
@@ -131,34 +148,48 @@ class Loader {
    * an even number of them: writeBuffer wants words. They are good until the next piece is read.
    */
   #read(source: CheckpointTensor, firstRow: number, rows: number, columns: number, stride: number): Uint16Array {
-    const dtype = source.dtype as FloatDtype; // the plan has checked it
-    const rowBytes = columns * bytesPerValue(source);
-    using range = mapRange(source.file.path, source.begin + firstRow * rowBytes, rows * rowBytes);
     const length = rows * stride + ((rows * stride) % 2);
     if (this.#staging.length < length) this.#staging = new Uint16Array(length);
     const values = this.#staging.subarray(0, length);
-    if (stride === columns) convertToBf16(dtype, range.bytes, values.subarray(0, rows * columns));
-    else {
-      values.fill(0);
-      for (let row = 0; row < rows; row++) {
-        const bytes = range.bytes.subarray(row * rowBytes, (row + 1) * rowBytes);
-        convertToBf16(dtype, bytes, values.subarray(row * stride, row * stride + columns));
-      }
+    if (stride !== columns) values.fill(0);
+    const rowBytes = columns * bytesPerValue(source);
+    for (const { first, count } of pieces(rows, Math.floor(READ_BYTES / rowBytes), 1)) {
+      const begin = source.begin + (firstRow + first) * rowBytes;
+      this.#convert(source, begin, values.subarray(first * stride, (first + count) * stride), columns, stride);
     }
     return values;
   }
 
+  /** Fills rows of `stride` values with `columns` values each, which are those of the file from `begin` on. */
+  #convert(source: CheckpointTensor, begin: number, values: Uint16Array, columns: number, stride: number): void {
+    const dtype = source.dtype as FloatDtype; // the plan has checked it
+    if (dtype === "BF16" && stride === columns) return this.#reader.read(source.file, begin, bytesOf(values));
+    const rowBytes = columns * bytesPerValue(source);
+    const rows = values.length / stride;
+    if (this.#raw.length < rows * rowBytes) this.#raw = new Uint8Array(rows * rowBytes);
+    const raw = this.#raw.subarray(0, rows * rowBytes);
+    this.#reader.read(source.file, begin, raw);
+    if (stride === columns) return convertToBf16(dtype, raw, values);
+    for (let row = 0; row < rows; row++) {
+      const target = values.subarray(row * stride, row * stride + columns);
+      convertToBf16(dtype, raw.subarray(row * rowBytes, (row + 1) * rowBytes), target);
+    }
+  }
+
+  /** While the device takes in what was written, the next pieces are read: it is waited for one round later. */
   async #settle(writtenBytes: number): Promise<void> {
     this.#unsettledBytes += writtenBytes;
-    if (this.#unsettledBytes < RECLAIM_BYTES) return;
-    await this.#context.device.reclaim();
+    if (this.#unsettledBytes < SETTLE_BYTES) return;
     this.#unsettledBytes = 0;
+    const earlier = this.#settled;
+    this.#settled = this.#context.device.reclaim();
+    await earlier;
   }
 }
 
-/** `count` rows, `most` at a time (but at least two). */
-function* pieces(count: number, most: number): Generator<{ first: number; count: number }> {
-  const step = Math.max(2, most);
+/** `count` rows, `most` at a time (but at least `least`). */
+function* pieces(count: number, most: number, least: number): Generator<{ first: number; count: number }> {
+  const step = Math.max(least, most);
   for (let first = 0; first < count; first += step) yield { first, count: Math.min(step, count - first) };
 }
 

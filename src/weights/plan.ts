@@ -2,15 +2,17 @@ import { sum } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
 import { formatSpan } from "../base/span.ts";
 import { tensorBytes } from "../gpu/tensor.ts";
-import type { Family, ModelConfig, StageOptions } from "../models/index.ts";
-import { cacheWords, type TemporarySpec, type WeightSpec } from "../nn/index.ts";
+import { type Family, logitRowsFor, type ModelConfig, type StageOptions } from "../models/index.ts";
+import { cacheWords, type Encoding, type TemporarySpec, type WeightSpec } from "../nn/index.ts";
 import type { Checkpoint, CheckpointTensor } from "../safetensors/checkpoint.ts";
+import { codeWords, scaleCount } from "./quantize.ts";
 
 /** One parameter: where it comes from, and what it takes. The loader walks these very objects. */
 export interface PlannedWeight {
   readonly source: CheckpointTensor;
   /** Every parameter that reads this tensor: two where a head is tied to the embedding. */
   readonly specs: readonly WeightSpec[];
+  readonly encoding: Encoding;
   readonly deviceBytes: number;
 }
 
@@ -41,19 +43,30 @@ export interface LoadPlan {
 
 /** The most rows of a call: their last tokens are gathered for the head. */
 export const MAX_ROWS = 1024;
-/** Logits are made for as many rows at a time as fit in here. */
-const LOGIT_BYTES = 16 * 2 ** 20;
-const MAX_LOGIT_ROWS = 64;
 /** A weight whose file has it transposed passes through the device in pieces of this size. */
 export const UPLOAD_BYTES = 8 * 2 ** 20;
-
-export const logitRowsFor = (vocabSize: number): number =>
-  Math.max(1, Math.min(MAX_LOGIT_ROWS, Math.floor(LOGIT_BYTES / (vocabSize * 4))));
 
 /** The names of the tensors that the span needs, whichever prefix the checkpoint uses. */
 export function neededNames(family: Family, config: ModelConfig, options: StageOptions): Set<string> {
   const names = family.specs(config, options).flatMap((module) => module.weights.flatMap((weight) => weight.names));
   return new Set(family.prefixes.flatMap((prefix) => names.map((name) => prefix + name)));
+}
+
+/**
+ * Tensors that no layer of this model has and no checkpoint of its family carries by habit: an adapter, a head for
+ * another task. They are not read, and what the model was meant to say with them is lost: somebody should know.
+ */
+export function unexpectedNames(
+  family: Family,
+  config: ModelConfig,
+  options: StageOptions,
+  checkpoint: Checkpoint,
+): string[] {
+  const known = neededNames(family, config, {
+    ...options,
+    span: { start: 0, end: config.layers, total: config.layers },
+  });
+  return [...checkpoint.tensors.keys()].filter((name) => !known.has(name) && !family.ignored.test(name));
 }
 
 /**
@@ -70,11 +83,14 @@ export function planLoad(family: Family, config: ModelConfig, options: StageOpti
     checkTensor(spec, source);
     bySource.set(source, [...(bySource.get(source) ?? []), spec]);
   }
-  const weights = [...bySource].map(([source, specs]) => ({ source, specs, deviceBytes: weightBytes(specs[0]!) }));
+  const weights = [...bySource].map(([source, specs]) => {
+    // A tied matrix is also the embedding, which stays as it is.
+    const encoding = specs.every((spec) => spec.quantizable) ? options.encoding : "bf16";
+    return { source, specs, encoding, deviceBytes: weightBytes(specs[0]!, encoding) };
+  });
   const buffers = planBuffers(
     modules.flatMap((module) => module.temporaries),
     config,
-    options,
     maxTokens,
   );
 
@@ -93,8 +109,12 @@ export function planLoad(family: Family, config: ModelConfig, options: StageOpti
   };
 }
 
-const weightBytes = ({ kind, rows, columns }: WeightSpec): number =>
-  tensorBytes(rows, columns, kind === "matrix" ? "bf16" : "f32");
+function weightBytes({ kind, rows, columns }: WeightSpec, encoding: Encoding): number {
+  if (kind === "vector") return tensorBytes(1, columns, "f32");
+  if (encoding === "bf16") return tensorBytes(rows, columns, "bf16");
+  const words = codeWords(columns, encoding);
+  return tensorBytes(rows, words, "u32") + tensorBytes(1, scaleCount(rows, columns, encoding), "f32");
+}
 
 function findTensor(
   spec: WeightSpec,
@@ -138,7 +158,6 @@ function checkTensor(spec: WeightSpec, { name, file, shape, dtype }: CheckpointT
 function planBuffers(
   temporaries: readonly TemporarySpec[],
   { hiddenSize, vocabSize, kvHeads, headDim }: ModelConfig,
-  { logitRows }: StageOptions,
   maxTokens: number,
 ): PlannedBuffer[] {
   const planned = new Map<string, PlannedBuffer>();
@@ -150,6 +169,7 @@ function planBuffers(
     }
   };
 
+  const logitRows = logitRowsFor(vocabSize);
   plan("stream", maxTokens, hiddenSize, "f32");
   for (const { label, rows, columns, type } of temporaries)
     plan(label, rows === "tokens" ? maxTokens : rows, columns, type);

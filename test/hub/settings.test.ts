@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { hubSettings, meshnetCacheDir } from "../../src/hub/settings.ts";
+import { hubSettings, meshnetCacheDir, rangeStoreDir } from "../../src/hub/settings.ts";
 
 const HOME = "/home/somebody";
 
@@ -37,6 +37,18 @@ test("HF_TOKEN comes before its older name", () => {
   expect(hubSettings({ HOME, HUGGING_FACE_HUB_TOKEN: "old" }).token).toBe("old");
   expect(hubSettings({ HOME, HUGGING_FACE_HUB_TOKEN: "old", HF_TOKEN: " new\n" }).token).toBe("new");
   expect(hubSettings({ HOME }).token).toBeUndefined();
+});
+
+test("HF_HUB_DISABLE_SYMLINKS, and the deadlines in seconds", () => {
+  expect(hubSettings({ HOME })).toMatchObject({ symlinks: true, answerMs: undefined, silenceMs: undefined });
+  const env = { HOME, HF_HUB_DISABLE_SYMLINKS: "1", HF_HUB_ETAG_TIMEOUT: "5", HF_HUB_DOWNLOAD_TIMEOUT: "2.5" };
+  expect(hubSettings(env)).toMatchObject({ symlinks: false, answerMs: 5000, silenceMs: 2500 });
+  expect(hubSettings({ HOME, HF_HUB_DOWNLOAD_TIMEOUT: "soon" }).silenceMs).toBeUndefined();
+});
+
+test("parts of files are below a cache that was named, else in this program's own", () => {
+  expect(rangeStoreDir({ HOME })).toBe(`${HOME}/.cache/meshnet/ranges`);
+  expect(rangeStoreDir({ HOME }, "/models")).toBe("/models/.meshnet/ranges");
 });
 
 test("this program's own cache is beside the others", () => {

@@ -102,6 +102,7 @@ async function layer(
   const stride = strideOf(columns, "bf16");
   const constants = {
     WEIGHT_STRIDE: stride,
+    COLUMNS: columns,
     STRIDE_OUT: strideOf(OUTPUTS, "f32"),
     HAS_BIAS: bias ? 1 : 0,
     ROUND: round ? 1 : 0,
@@ -115,7 +116,7 @@ async function layer(
     const y = bench.output(rows, OUTPUTS);
     let first_output = firstOutput;
     for (const { tensor, outputs } of weights) {
-      const bindings = { weight: tensor, x, bias: biasTensor, y };
+      const bindings = { weight: tensor, scales: x, x, bias: biasTensor, y };
       const dims = { rows, outputs };
       if (kernel === "gemm") {
         await bench.run(gemm.bf16, constants, bindings, { rows, outputs, first_output }, dims);

@@ -27,8 +27,8 @@ describeOnDevices("a weight that is stored [in, out]", ({ open }) => {
     const constants = { IN_STRIDE: inStride, OUT_STRIDE: strideOf(ins, "bf16"), WORKGROUP };
     for (const { pieceIns, partOuts } of [
       { pieceIns: ins, partOuts: outs },
-      { pieceIns: 2, partOuts: Math.ceil(outs / 3) },
-      { pieceIns: 6, partOuts: 64 },
+      { pieceIns: 8, partOuts: Math.ceil(outs / 3) }, // parts that begin in the middle of a word of x
+      { pieceIns: 24, partOuts: 64 },
     ]) {
       const parts = [];
       for (let first = 0; first < outs; first += partOuts) {

@@ -71,7 +71,7 @@ describe("a span needs", () => {
     planLoad(
       family,
       tiny,
-      { span: { start, end, total: 4 }, maxContext: 256, logitRows: 64 },
+      { span: { start, end, total: 4 }, maxContext: 256, encoding: "bf16" },
       openCheckpoint(directory),
     );
   const namesOf = (start: number, end: number) => planOf(start, end).weights.map(({ source }) => source.name);
@@ -99,7 +99,11 @@ describe("a span needs", () => {
   });
 
   test("nothing that a checkpoint under either prefix would not be asked for", () => {
-    const names = neededNames(family, tiny, { span: { start: 1, end: 2, total: 4 }, maxContext: 256, logitRows: 64 });
+    const names = neededNames(family, tiny, {
+      span: { start: 1, end: 2, total: 4 },
+      maxContext: 256,
+      encoding: "bf16",
+    });
     expect(names.has("h.1.attn.c_attn.bias")).toBe(true);
     expect(names.has("transformer.h.1.attn.c_attn.bias")).toBe(true);
     expect(names.has("h.1.attn.bias")).toBe(false);
@@ -110,7 +114,7 @@ describe("a span needs", () => {
     const { family: gpt2, config: untied } = readModel(
       JSON.parse(readFileSync(`${variant("untied")}/config.json`, "utf8")),
     );
-    const options = { span: { start: 1, end: 2, total: 2 }, maxContext: 32, logitRows: 64 };
+    const options = { span: { start: 1, end: 2, total: 2 }, maxContext: 32, encoding: "bf16" as const };
     const plan = planLoad(gpt2, untied, options, openCheckpoint(variant("untied")));
     const names = plan.weights.map(({ source }) => source.name);
     expect(names).toContain("lm_head.weight");

@@ -98,6 +98,18 @@ test("bytes at any alignment, in any number, convert alike", () => {
   }
 });
 
+test("values land at any place of a larger array, and nothing beside them is touched", () => {
+  const values = Float32Array.of(1, -2.5, NaN, 3, 0.1, NaN, NaN);
+  for (let start = 0; start < 4; start++) {
+    for (let count = 0; count <= values.length; count++) {
+      const all = new Uint16Array(12).fill(0xabcd);
+      f32ArrayToBf16(values.subarray(0, count), all.subarray(start, start + count));
+      const expected = Array.from(values.subarray(0, count), f32ToBf16);
+      expect([...all]).toEqual(Array.from(all, (_, at) => expected[at - start] ?? 0xabcd));
+    }
+  }
+});
+
 test("bfloat16 is copied as it is", () => {
   expect(converted("BF16", Uint8Array.of(0x80, 0x3f, 0x01, 0x7f))).toEqual([0x3f80, 0x7f01]);
 });

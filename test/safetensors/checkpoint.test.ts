@@ -32,6 +32,14 @@ test("a shard without a needed tensor need not be there", () => {
   expect([...openCheckpoint(folder.path, { needs }).tensors.keys()]).toEqual(["b"]);
 });
 
+test("only tensors that are needed are kept, also of a file that has others", () => {
+  using folder = sharded({ a: FIRST, b: FIRST, c: SECOND });
+  const needs = (name: string) => name !== "b";
+  const { files, tensors } = openCheckpoint(folder.path, { needs });
+  expect([...tensors.keys()]).toEqual(["a", "c"]);
+  expect(files.map(({ name }) => name)).toEqual([FIRST, SECOND]);
+});
+
 test("the one file wins over an index beside it", () => {
   using folder = sharded({ a: FIRST, b: SECOND });
   writeFileSync(join(folder.path, "model.safetensors"), safetensorsFile({ whole: tensor(1) }));
@@ -60,6 +68,29 @@ describe("a checkpoint that does not fit together is refused", () => {
     expect(() => openCheckpoint(folder.path)).toThrow(`does not put tensor "a" into ${SECOND}, which has it`);
   });
 
+  test("its index is a directory", () => {
+    using folder = temporaryFolder();
+    mkdirSync(join(folder.path, INDEX_FILE));
+    expect(() => openCheckpoint(folder.path)).toThrow(`${INDEX_FILE} cannot be read`);
+  });
+
+  test("its index is not UTF-8", () => {
+    using folder = temporaryFolder();
+    writeFileSync(join(folder.path, INDEX_FILE), Uint8Array.of(0x7b, 0x22, 0xff, 0x22, 0x7d));
+    expect(() => openCheckpoint(folder.path)).toThrow(`${INDEX_FILE} is not valid UTF-8`);
+  });
+
+  test("its index puts a tensor into the wrong shard", () => {
+    using folder = sharded({ a: SECOND, b: SECOND }, { [SECOND]: ["b"], [FIRST]: ["a"] });
+    expect(() => openCheckpoint(folder.path)).toThrow(`puts tensor "a" into ${SECOND}, which does not have it`);
+  });
+
+  test("a part of a shard's path is a file", () => {
+    using folder = sharded({ a: "folder/x.safetensors" }, {});
+    writeFileSync(join(folder.path, "folder"), "");
+    expect(() => openCheckpoint(folder.path)).toThrow(`folder/x.safetensors, named by ${INDEX_FILE}, is missing`);
+  });
+
   test("there are no weights", () => {
     using folder = temporaryFolder();
     expect(() => openCheckpoint(folder.path)).toThrow("has neither model.safetensors nor");
@@ -74,10 +105,11 @@ describe("a checkpoint that does not fit together is refused", () => {
 
   test.each([
     ["{", "is not valid JSON"],
-    ["[]", "must have one weight_map"],
-    ["{}", "must have one weight_map"],
-    ['{"weight_map":{},"weight_map":{}}', "must have one weight_map"],
-    ['{"weight_map":[]}', "must have one weight_map"],
+    ["[]", "must have one weight_map that is an object, and has []"],
+    ["{}", "must have one weight_map that is an object, and has none"],
+    ['{"weight_map":{},"weight_map":{}}', "must have one weight_map that is an object, and has two"],
+    ['{"weight_map":[]}', "must have one weight_map that is an object, and has []"],
+    ['{"weight_map":{}} {}', "something follows the JSON value"],
     ['{"weight_map":{"a":1}}', 'gives 1 as the file of "a"'],
     [`{"weight_map":{"a":"${FIRST}","a":"${SECOND}"}}`, 'has "a" twice'],
   ])("its index is %s", (index, problem) => {

@@ -2,9 +2,8 @@ import { describe, expect, test } from "bun:test";
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../src/base/errors.ts";
-import { DTYPE_BITS } from "../../src/safetensors/dtype.ts";
-import { parseHeader, readHeader, type TensorEntry } from "../../src/safetensors/header.ts";
-import { fileWithHeader, safetensorsFile, seededRandom, temporaryFolder } from "../support/safetensors.ts";
+import { parseHeader, readHeader } from "../../src/safetensors/header.ts";
+import { fileWithHeader, safetensorsFile, temporaryFolder } from "../support/safetensors.ts";
 
 const parse = (file: Uint8Array) => parseHeader(file, file.length, "model.safetensors");
 const zeros = (length: number) => new Uint8Array(length);
@@ -27,6 +26,12 @@ test("a header is read from a file without its data", () => {
   const path = join(folder.path, "model.safetensors");
   writeFileSync(path, safetensorsFile({ x: { dtype: "U8", shape: [5], data: zeros(5) } }));
   expect(readHeader(path).get("x")?.shape).toEqual([5]);
+});
+
+test("a file that is not there or is a directory is refused by name", () => {
+  using folder = temporaryFolder();
+  expect(() => readHeader(join(folder.path, "none.safetensors"))).toThrow("none.safetensors cannot be opened: ENOENT");
+  expect(() => readHeader(folder.path)).toThrow(UserError);
 });
 
 test("the eight bytes of length may stand at any alignment", () => {
@@ -132,74 +137,6 @@ test("a broken tensor is named with its file, its value and the bound", () => {
     'model.safetensors: tensor "h.0.w": F32 of shape [2,2] takes 16 bytes, and data_offsets spans 12',
   );
 });
-
-test("5,000 damaged headers each give a correct table or a refusal", () => {
-  const random = seededRandom(20261101);
-  const below = (bound: number) => Math.floor(random() * bound);
-  const original = safetensorsFile({
-    "wte.weight": { dtype: "F32", shape: [5, 3], data: zeros(60) },
-    "h.0.ln_1.weight": { dtype: "BF16", shape: [7], data: zeros(14) },
-    empty: { dtype: "I64", shape: [0], data: zeros(0) },
-    scale: { dtype: "F64", shape: [], data: zeros(8) },
-  });
-  const pieces = [
-    "0",
-    "9",
-    "-",
-    ".",
-    "e",
-    '"',
-    ",",
-    "[",
-    "]",
-    "{",
-    "}",
-    ":",
-    " ",
-    "\\",
-    "\0",
-    "\xff",
-    "18446744073709551616",
-  ];
-  const headerEnd = 8 + new DataView(original.buffer).getUint32(0, true);
-  let accepted = 0;
-  for (let round = 0; round < 5000; round++) {
-    let file: Uint8Array = original.slice();
-    for (let edits = 1 + below(3); edits > 0; edits--) {
-      const at = below(headerEnd);
-      if (random() < 0.5) file[at] = below(256);
-      else file = splice(file, Math.max(at, 8), below(3), Buffer.from(pieces[below(pieces.length)]!, "latin1"));
-    }
-    if (random() < 0.3) file = file.subarray(0, below(file.length + 1));
-    try {
-      expectTiled(parse(file), file);
-      accepted++;
-    } catch (error) {
-      if (!(error instanceof UserError)) throw new Error(`round ${round}: not a UserError`, { cause: error });
-    }
-  }
-  expect(accepted).toBeGreaterThan(50); // some edits harm nothing: the table is checked as well as the refusal
-});
-
-/** Replaces bytes of the header and corrects its length, so that the damage reaches the parser. */
-function splice(file: Uint8Array, at: number, remove: number, insert: Uint8Array): Uint8Array {
-  const edited = new Uint8Array(Buffer.concat([file.subarray(0, at), insert, file.subarray(at + remove)]));
-  const view = new DataView(edited.buffer);
-  view.setUint32(0, view.getUint32(0, true) + insert.length - remove, true);
-  return edited;
-}
-
-function expectTiled(tensors: Map<string, TensorEntry>, file: Uint8Array): void {
-  let covered = 0;
-  for (const [name, tensor] of tensors) {
-    expect(tensor.name).toBe(name);
-    const bits = tensor.shape.reduce((product, size) => product * size, DTYPE_BITS[tensor.dtype]);
-    expect(tensor.end - tensor.begin).toBe(bits / 8);
-    covered += bits / 8;
-  }
-  const headerEnd = 8 + new DataView(file.buffer, file.byteOffset).getUint32(0, true);
-  expect(headerEnd + covered).toBe(file.length);
-}
 
 function refusal(file: Uint8Array): UserError {
   try {

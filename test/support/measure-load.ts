@@ -6,7 +6,7 @@ import { openStage } from "../../src/engine/stage.ts";
 import { openDevice } from "../../src/gpu/device.ts";
 import { readModel } from "../../src/models/index.ts";
 import { openCheckpoint } from "../../src/safetensors/checkpoint.ts";
-import { logitRowsFor, planLoad } from "../../src/weights/plan.ts";
+import { planLoad } from "../../src/weights/plan.ts";
 
 /** Bytes, all of them. */
 export interface LoadMeasurement {
@@ -25,7 +25,7 @@ const { family, config } = readModel(JSON.parse(readFileSync(join(directory, "co
 const options = {
   span: { start: 0, end: config.layers, total: config.layers },
   maxContext: config.maxPositions,
-  logitRows: logitRowsFor(config.vocabSize),
+  encoding: "bf16" as const,
 };
 const plan = planLoad(family, config, options, openCheckpoint(directory));
 const wanted = { bufferBytes: plan.largestBytes, bindingBytes: plan.largestBytes };

@@ -14,8 +14,8 @@ export class Oracle {
   readonly #bytes: Buffer;
   readonly #entries: ReturnType<typeof readHeader>;
 
-  constructor(directory: string) {
-    const path = join(directory, "oracle.safetensors");
+  constructor(directory: string, file = "oracle.safetensors") {
+    const path = join(directory, file);
     this.#bytes = readFileSync(path);
     this.#entries = readHeader(path);
   }

@@ -3,16 +3,18 @@ import { join } from "node:path";
 import { type GpuStage, openStage } from "../../src/engine/stage.ts";
 import type { StageInput, Want } from "../../src/engine/types.ts";
 import type { Device } from "../../src/gpu/device.ts";
+import type { Encoding } from "../../src/nn/index.ts";
 import { readModel } from "../../src/models/index.ts";
 import { bf16ArrayToF32 } from "../../src/quant/bf16.ts";
 import { openCheckpoint } from "../../src/safetensors/checkpoint.ts";
-import { logitRowsFor, neededNames, planLoad } from "../../src/weights/plan.ts";
+import { neededNames, planLoad } from "../../src/weights/plan.ts";
 
 export interface StageRange {
   start?: number;
   end?: number;
   maxContext?: number;
   maxBindingBytes?: number;
+  encoding?: Encoding;
 }
 
 /** A span of a fixture on a device, by the same steps as `meshnet node`. */
@@ -20,7 +22,7 @@ export async function openFixture(device: Device, directory: string, range: Stag
   const { family, config } = readModel(JSON.parse(readFileSync(join(directory, "config.json"), "utf8")));
   const span = { start: range.start ?? 0, end: range.end ?? config.layers, total: config.layers };
   const maxContext = range.maxContext ?? Math.min(config.maxPositions, 256);
-  const options = { span, maxContext, logitRows: logitRowsFor(config.vocabSize) };
+  const options = { span, maxContext, encoding: range.encoding ?? "bf16" };
   const names = neededNames(family, config, options);
   const plan = planLoad(family, config, options, openCheckpoint(directory, { needs: (name) => names.has(name) }));
   return openStage({ device, family, config, plan, eosTokenIds: [], maxBindingBytes: range.maxBindingBytes });

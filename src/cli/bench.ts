@@ -1,0 +1,75 @@
+import { existsSync } from "node:fs";
+import { join } from "node:path";
+import type { ArgsDef } from "citty";
+import { formatBytes } from "../base/bytes.ts";
+import { UserError } from "../base/errors.ts";
+import { benchLoad, type LoadBenchmark, type Way } from "../server/bench-load.ts";
+import { defineCommand } from "./command.ts";
+import { logFlags, loggerOf, wholeNumber } from "./flags.ts";
+
+const flags = {
+  what: { type: "positional", required: true, description: "What is measured: load" },
+  "model-id": {
+    type: "string",
+    required: true,
+    valueHint: "DIR",
+    description: "A directory that holds a model",
+  },
+  device: {
+    type: "string",
+    default: "auto",
+    valueHint: "auto|cpu|NAME",
+    description: "The adapter: any, a software one, or a part of its name",
+  },
+  runs: { type: "string", default: "7", valueHint: "N", description: "How often each way is timed" },
+  ...logFlags,
+} satisfies ArgsDef;
+
+/** `meshnet bench load`: how fast weights come onto the device, against the least that it could take. */
+export const bench = defineCommand({
+  name: "bench",
+  description: "Measure a part of meshnet on this machine",
+  args: flags,
+  examples: ["meshnet bench load --model-id ./gpt2", "meshnet bench load --model-id ./gpt2 --device cpu --runs 20"],
+  async run(args) {
+    if (args.what !== "load")
+      throw new UserError("bad_usage", `unknown benchmark ${args.what}`, "known is: meshnet bench load");
+    const directory = args["model-id"];
+    if (!existsSync(join(directory, "config.json"))) {
+      const hint = "loading is measured from files that are whole and on this machine: give their directory";
+      throw new UserError("bad_usage", `--model-id ${directory} is not a directory with a config.json`, hint);
+    }
+    const runs = wholeNumber("runs", args.runs, 1, 1000)!;
+    const surroundings = { log: loggerOf(args), env: process.env };
+    const measured = await benchLoad({ directory, device: args.device, runs }, surroundings);
+    console.log(describe(directory, runs, measured));
+    return 0;
+  },
+});
+
+const WAYS: readonly [way: Way, name: string, method: string][] = [
+  ["read", "read", "positioned reads of every tensor into one piece of memory"],
+  ["upload", "read, upload", "the same bytes as they are, to a new buffer of the device for each tensor"],
+  ["load", "load", "as a node does: read, converted to bfloat16, put on the device, transposed where need be"],
+];
+
+function describe(directory: string, runs: number, { device, readBytes, tensors, seconds, hostBytes }: LoadBenchmark) {
+  const median = (way: Way) => seconds[way].toSorted((a, b) => a - b)[Math.floor(seconds[way].length / 2)]!;
+  const rate = (time: number) => (readBytes / time / 1e9).toFixed(2);
+  const times = WAYS.map(([way, name, method]) => {
+    const range = `${rate(Math.max(...seconds[way]))}-${rate(Math.min(...seconds[way]))}`;
+    return [name, `${rate(median(way))} GB/s (${range})`.padEnd(24) + method];
+  });
+  const rows = [
+    ["model", `${directory}: ${formatBytes(readBytes)} in ${tensors} tensors`],
+    ["device", device],
+    ["method", `files in the system's cache; ${runs} runs of each way in turn after one that does not count; medians`],
+    ...times,
+    ["time of load", `${(median("load") / median("upload")).toFixed(2)} × read and upload (goal: at most 1.2)`],
+    ["host memory", hostBytes === undefined ? "not told by this system" : `${describeHost(hostBytes)}`],
+  ];
+  return rows.map(([name, value]) => `${name!.padEnd(14)} ${value}`).join("\n");
+}
+
+const describeHost = (bytes: number): string =>
+  `${formatBytes(Math.max(0, bytes))} at most above the device's own while loading (goal: below 64 MiB)`;
