@@ -11,6 +11,11 @@ const started = performance.now();
 
 const tail = node("tail", ["--shard-start", "2", "--shard-end", "4"]);
 const head = node("head", ["--shard-start", "0", "--shard-end", "2", "--next", await tail.url]);
+
+// A demo that is told to stop takes its nodes with it.
+for (const signal of ["SIGINT", "SIGTERM"] as const) {
+  process.once(signal, () => void Promise.all([head.stop(), tail.stop()]).then(() => process.exit(1)));
+}
 try {
   await ready(await head.url);
   console.log(`\nboth nodes ready after ${((performance.now() - started) / 1000).toFixed(1)} s\n`);

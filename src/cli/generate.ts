@@ -2,6 +2,13 @@ import { generate as tokens } from "../mesh/generate.ts";
 import { defineCommand } from "./command.ts";
 import { wholeNumber } from "./flags.ts";
 
+/** Nobody reads on (`| head`), which is no fault; or there is no room where the text goes. */
+function cannotWrite(error: Error & { code?: string }): never {
+  if (error.code === "EPIPE") process.exit(0);
+  console.error(`meshnet: the text cannot be written: ${error.message}`);
+  process.exit(1);
+}
+
 /** `meshnet generate`: prints what a chain makes of a prompt, as it comes. */
 export const generate = defineCommand({
   name: "generate",
@@ -14,6 +21,7 @@ export const generate = defineCommand({
   examples: ['meshnet generate "This program is free" --head http://127.0.0.1:8001 --max-new-tokens 24'],
   async run(args) {
     const maxNewTokens = wholeNumber("max-new-tokens", args["max-new-tokens"], 1)!;
+    process.stdout.on("error", cannotWrite);
     let said = false;
     try {
       for await (const { text } of tokens({ head: args.head, prompt: args.prompt, maxNewTokens })) {

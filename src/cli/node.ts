@@ -1,5 +1,6 @@
 import type { ArgsDef } from "citty";
 import { formatBytes } from "../base/bytes.ts";
+import { UserError } from "../base/errors.ts";
 import { formatSpan } from "../base/span.ts";
 import {
   type NodeConfig,
@@ -92,8 +93,8 @@ export const node = defineCommand({
       next: args.next,
       host: args.host,
       port: wholeNumber("port", args.port, 0, 65_535)!,
-      allowedHosts: wordList(args["allow-host"]),
-      allowedOrigins: wordList(args["allow-origin"]),
+      allowedHosts: wordList(args["allow-host"]).map(hostName),
+      allowedOrigins: wordList(args["allow-origin"]).map(originName),
       device: args.device,
       quantization: args.quantization as Quantization,
       maxContext: wholeNumber("max-context", args["max-context"], 1),
@@ -131,6 +132,24 @@ export const node = defineCommand({
 
 /** Whether lines of stderr can be drawn anew. */
 const isTerminal = (): boolean => process.stderr.isTTY === true && process.env["TERM"] !== "dumb";
+
+function hostName(text: string): string {
+  if (/^[\w.-]+$|^\[?[0-9a-f:.]+\]?$/i.test(text)) return text;
+  throw new UserError(
+    "bad_usage",
+    `--allow-host ${text} is no host name`,
+    "give a name or an address, without http:// and port",
+  );
+}
+
+function originName(text: string): string {
+  if (URL.parse(text)?.origin === text) return text;
+  throw new UserError(
+    "bad_usage",
+    `--allow-origin ${text} is no origin`,
+    "give scheme and host as a browser does: https://example.org",
+  );
+}
 
 /** Resolves at SIGTERM or SIGINT; at the second one the process ends at once. */
 function stopSignal(): Promise<"stop"> {

@@ -32,6 +32,7 @@ export const seeHelp = (command: string): string => `see meshnet ${command} --he
 /** `--port 80` and `--port=80`, also `--no-x` for a boolean. */
 function checkWords(command: string, args: ArgsDef, words: readonly string[]): void {
   const names = Object.keys(args).filter((name) => args[name]!.type !== "positional");
+  const given = new Set<string>();
   let positionals = Object.values(args).filter(({ type }) => type === "positional").length;
   for (let i = 0; i < words.length; i++) {
     const word = words[i]!;
@@ -44,10 +45,13 @@ function checkWords(command: string, args: ArgsDef, words: readonly string[]): v
     const known = names.find((name) => flag === `--${name}` || aliasesOf(args[name]!).includes(flag));
     const negated = names.find((name) => args[name]!.type === "boolean" && flag === `--no-${name}`);
     if (!known && !negated) throw unknownFlag(command, flag, names);
+    const name = (known ?? negated)!;
+    if (given.has(name)) throw new UserError("bad_usage", `--${name} is given twice`, "give it once");
+    given.add(name);
     if (negated || args[known!]!.type === "boolean") continue;
     if (value === undefined) i++;
-    const given = value ?? words[i];
-    if (given === undefined || given === "" || (value === undefined && given.startsWith("--"))) {
+    const text = value ?? words[i];
+    if (text === undefined || text === "" || (value === undefined && text.startsWith("--"))) {
       throw new UserError("bad_usage", `${flag} needs a value`, seeHelp(command));
     }
   }

@@ -135,8 +135,8 @@ export class GpuStage implements Stage {
     }
   }
 
-  forward(input: StageInput, want: Want): Promise<StageOutput> {
-    const result = this.#queue.then(() => this.#forward(input, want));
+  forward(input: StageInput, want: Want, signal?: AbortSignal): Promise<StageOutput> {
+    const result = this.#queue.then(() => this.#forward(input, want, signal));
     this.#queue = result.catch(() => {});
     return result;
   }
@@ -147,10 +147,11 @@ export class GpuStage implements Stage {
   }
 
   /** Rows never meet in a kernel, so a call that is larger than a pass is made in several. */
-  async #forward(input: StageInput, want: Want): Promise<StageOutput> {
+  async #forward(input: StageInput, want: Want, signal?: AbortSignal): Promise<StageOutput> {
     checkInput(input, this.info);
     const outputs: StageOutput[] = [];
     for (const part of splitInput(input, this.source.plan.maxTokens, this.info.hiddenSize)) {
+      signal?.throwIfAborted();
       outputs.push(await this.#checkedPass(part, want));
     }
     return joinOutputs(outputs);

@@ -51,10 +51,12 @@ export interface StageInfo {
 export interface Stage {
   readonly info: StageInfo;
   /**
+   * Runs the layers. When `signal` is aborted the call ends with its reason: before it runs, or between two of the passes
+   * that a large call is made in, for a pass on the device cannot be stopped.
    * @throws UserError `device_lost` when the device is gone, `token_id`, `context_exceeded`, `empty_prompt`, `hidden_size`
    * for input that its caller should have checked at the border.
    */
-  forward(input: StageInput, want: Want): Promise<StageOutput>;
+  forward(input: StageInput, want: Want, signal?: AbortSignal): Promise<StageOutput>;
   /** Frees the device memory. */
   destroy(): void;
 }

@@ -48,16 +48,29 @@ function shardNames(index: string): string[] {
 async function sha256Of(snapshot: Snapshot, name: string, env: Environment): Promise<string> {
   await snapshot.fetch([name]);
   const path = realpathSync(join(snapshot.directory, name));
-  const { size, mtimeMs } = await stat(path);
+  const { size, mtimeMs, ctimeMs, ino } = await stat(path);
   const memory = join(meshnetCacheDir(env), "sha256.json");
   const remembered = readMemory(memory)[path];
-  if (remembered?.size === size && remembered.mtimeMs === mtimeMs) return remembered.sha256;
+  // The time of a change cannot be set back as that of a modification can.
+  const isSame = remembered?.size === size && remembered.mtimeMs === mtimeMs && remembered.ctimeMs === ctimeMs;
+  if (isSame && remembered.ino === ino) return remembered.sha256;
   const sha256 = await hashFile(path);
-  writeIfPossible(memory, JSON.stringify({ ...readMemory(memory), [path]: { size, mtimeMs, sha256 } }, null, 1));
+  writeIfPossible(
+    memory,
+    JSON.stringify({ ...readMemory(memory), [path]: { size, mtimeMs, ctimeMs, ino, sha256 } }, null, 1),
+  );
   return sha256;
 }
 
-type Memory = Record<string, { size: number; mtimeMs: number; sha256: string } | undefined>;
+interface Remembered {
+  readonly size: number;
+  readonly mtimeMs: number;
+  readonly ctimeMs: number;
+  readonly ino: number;
+  readonly sha256: string;
+}
+
+type Memory = Record<string, Remembered | undefined>;
 
 function readMemory(path: string): Memory {
   try {

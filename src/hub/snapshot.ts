@@ -1,9 +1,9 @@
-import { readdirSync, statSync } from "node:fs";
+import { readdirSync } from "node:fs";
 import { join, resolve } from "node:path";
-import { UserError } from "../base/errors.ts";
+import { messageOf, UserError } from "../base/errors.ts";
 import type { Logger } from "../base/log.ts";
 import { unsafePathReason } from "../base/safe-path.ts";
-import { ModelCache } from "./cache.ts";
+import { ModelCache, statusOf } from "./cache.ts";
 import { HubClient, type ListedFile } from "./client.ts";
 import { TRANSFER, type Transfer } from "./fetch-ranges.ts";
 import { HubSnapshot, notCached } from "./hub-snapshot.ts";
@@ -69,7 +69,7 @@ export interface ModelSource {
  * Throws UserError `bad_model` for a path where nothing is, `download` for what the Hub or the cache does not have.
  */
 export async function resolveModel(source: ModelSource): Promise<Snapshot> {
-  const status = statSync(source.modelId, { throwIfNoEntry: false });
+  const status = statusOf(source.modelId);
   if (status?.isDirectory()) return localSnapshot(source.modelId);
   if (status || !isModelId(source.modelId)) throw noSuchDirectory(source.modelId, status !== undefined);
   return await hubSnapshot(source);
@@ -106,10 +106,19 @@ function noSuchDirectory(modelId: string, isFile: boolean): UserError {
   );
 }
 
+function namesIn(directory: string): string[] {
+  try {
+    return readdirSync(directory);
+  } catch (cause) {
+    const problem = `the directory ${directory} cannot be read: ${messageOf(cause)}`;
+    throw new UserError("bad_model", problem, "let this user read it, or run as one who may", { cause });
+  }
+}
+
 function localSnapshot(modelId: string): Snapshot {
   const directory = resolve(modelId);
-  const files = readdirSync(directory).flatMap((name) => {
-    const status = statSync(join(directory, name), { throwIfNoEntry: false });
+  const files = namesIn(directory).flatMap((name) => {
+    const status = statusOf(join(directory, name));
     return status?.isFile() ? [{ name, size: status.size }] : [];
   });
   return {

@@ -1,6 +1,6 @@
 import { UserError } from "../base/errors.ts";
 import { readBody } from "../protocol/body.ts";
-import { parseErrorReply } from "../protocol/error-reply.ts";
+import { parseErrorReply, RemoteError } from "../protocol/error-reply.ts";
 import { networkProblem } from "./network.ts";
 
 export interface GenerateOptions {
@@ -27,12 +27,21 @@ export async function* generate(options: GenerateOptions): AsyncGenerator<Genera
   const url = forwardUrl(options.head);
   let ids: readonly number[] | undefined;
   for (let made = 0; made < options.maxNewTokens; made++) {
-    const reply = await call(url, ids ? { input_ids: [ids] } : { prompt: options.prompt }, options.signal);
+    const body = ids ? { input_ids: [ids] } : { prompt: options.prompt };
+    const reply = await call(url, body, options.signal).catch((error) => {
+      const isFull = made > 0 && error instanceof RemoteError && error.body.code === "context_exceeded";
+      throw isFull ? contextFull(made, error) : error;
+    });
     ids = [...(ids ?? reply.promptIds), reply.id];
     yield { id: reply.id, text: reply.text };
     if (reply.isLast) return;
   }
 }
+
+const contextFull = (made: number, cause: RemoteError): UserError =>
+  new UserError("context_exceeded", `the model's context is full after ${made} new tokens`, "lower --max-new-tokens", {
+    cause,
+  });
 
 interface TokenReply extends GeneratedToken {
   /** What the head made of a prompt; empty where it was given ids. */

@@ -200,6 +200,11 @@ export class NextNode {
 /** With a slash at its end, so that a path before it (a reverse proxy's) stays. */
 export function parseNodeUrl(text: string): string {
   const url = URL.parse(text);
-  if (url?.protocol === "http:" || url?.protocol === "https:") return url.href.replace(/\/*$/, "/");
-  throw new UserError("bad_usage", `the next node is "${text}"`, "give its URL, as in --next http://127.0.0.1:8002");
+  const isPlain = url && !url.username && !url.password && !url.search && !url.hash; // it is told to whoever asks /info
+  if (isPlain && /^https?:$/.test(url.protocol)) return url.href.replace(/\/*$/, "/");
+  throw new UserError(
+    "bad_usage",
+    url?.password ? "the next node's URL has a password in it" : `the next node is "${text}"`,
+    "give its URL of host, port and path, as in --next http://127.0.0.1:8002",
+  );
 }

@@ -14,6 +14,11 @@ export interface ModelConfig {
   readonly tieWordEmbeddings: boolean;
 }
 
+/** Of whatever a configuration counts but layers: beyond it, products of two would lose digits. */
+const MOST = 2 ** 26;
+/** Layers are gone through one by one before anything is loaded. The deepest models have some hundreds. */
+export const MOST_LAYERS = 20_000;
+
 /** Reads typed keys out of a config.json. A missing key takes the family's own default; a wrong one is refused by name. */
 export class ConfigReader {
   constructor(
@@ -21,14 +26,20 @@ export class ConfigReader {
     private readonly file = "config.json",
   ) {}
 
-  /** A whole number ≥ 1. */
-  count(key: string, fallback?: number): number {
+  /** A whole number from 1 to `most`. */
+  count(key: string, fallback?: number, most = MOST): number {
     return this.#read(
       key,
       fallback,
-      "a whole number above 0",
-      (value) => Number.isSafeInteger(value) && (value as number) > 0,
+      `a whole number from 1 to ${most}`,
+      (value) => Number.isSafeInteger(value) && (value as number) > 0 && (value as number) <= most,
     );
+  }
+
+  /** A number between 0 and 1, without the two: what is added under a root, a share. */
+  fraction(key: string, fallback?: number): number {
+    const fits = (value: unknown) => typeof value === "number" && value > 0 && value < 1;
+    return this.#read(key, fallback, "a number above 0 and below 1", fits);
   }
 
   number(key: string, fallback?: number): number {

@@ -1,7 +1,7 @@
 import { UserError } from "../base/errors.ts";
 import { isHead, isTail } from "../base/span.ts";
 import { activation, attention, layerNorm, linear, positionEmbedding, residual } from "../nn/index.ts";
-import type { ConfigReader, ModelConfig } from "./config.ts";
+import { type ConfigReader, type ModelConfig, MOST_LAYERS } from "./config.ts";
 import { defineFamily, logitRowsFor } from "./family.ts";
 
 interface Gpt2Config extends ModelConfig {
@@ -33,7 +33,7 @@ export const gpt2 = defineFamily({
       modelType: "gpt2",
       vocabSize: json.count("vocab_size", 50257),
       hiddenSize,
-      layers: json.count("n_layer", 12),
+      layers: json.count("n_layer", 12, MOST_LAYERS),
       heads,
       kvHeads: heads,
       headDim: hiddenSize / heads,
@@ -41,16 +41,22 @@ export const gpt2 = defineFamily({
       tieWordEmbeddings: json.flag("tie_word_embeddings", true),
       innerSize: json.optionalCount("n_inner") ?? 4 * hiddenSize,
       activation: activationOf(json.text("activation_function", "gelu_new")),
-      eps: json.number("layer_norm_epsilon", 1e-5),
+      eps: json.fraction("layer_norm_epsilon", 1e-5),
       scaleByHeadDim: json.flag("scale_attn_weights", true),
       scaleByLayer: json.flag("scale_attn_by_inverse_layer_idx", false),
     };
   },
 
-  modules(config, { span, maxContext }) {
+  modules(config, { span, maxContext, encoding, int8Activations }) {
     const { hiddenSize, innerSize, vocabSize, heads, headDim, eps } = config;
     const conv1d = (name: string, sizes: { in: number; out: number; output: string }) =>
-      linear({ weight: [`${name}.weight`], bias: `${name}.bias`, storedTransposed: true, ...sizes });
+      linear({
+        weight: [`${name}.weight`],
+        bias: `${name}.bias`,
+        storedTransposed: true,
+        int8Activations: encoding === "int8" && int8Activations,
+        ...sizes,
+      });
     const norm = (name: string) => layerNorm({ name, columns: hiddenSize, eps, output: "normed" });
 
     const layer = (index: number) => {

@@ -3,6 +3,7 @@ import { checkLengths, checkPayload } from "./check.ts";
 import { CONTAINER_TYPE } from "./container.ts";
 import { checkContentDigest } from "./digest.ts";
 import { readContainer } from "./frame.ts";
+import { malformed } from "./headers.ts";
 import type { Draft, ForwardRequest, Message, NodeFacts } from "./message.ts";
 import { RAW_TYPE, readRaw } from "./raw.ts";
 import { onlyStateless } from "./rows.ts";
@@ -15,6 +16,16 @@ import { readJson, readText } from "./text.ts";
  * the ones for calls that are well-formed and impossible (`hidden_size`, `token_id`, `right_padding`, …).
  */
 export function parseForward(message: Message, node: NodeFacts): ForwardRequest {
+  try {
+    return parse(message, node);
+  } catch (cause) {
+    // Of JSON nested deeper than the stack, which nothing that is meant goes near.
+    if (cause instanceof RangeError) throw malformed("the call is nested too deeply", "send flat lists", { cause });
+    throw cause;
+  }
+}
+
+function parse(message: Message, node: NodeFacts): ForwardRequest {
   const read = readerOf(message.headers);
   checkContentDigest(message.headers, message.body);
   const draft = read(message, node);

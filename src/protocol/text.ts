@@ -134,7 +134,7 @@ function parseBody(bytes: Uint8Array): Body {
 
 function parsePrompts(prompt: unknown): string[] {
   const prompts: unknown[] = Array.isArray(prompt) ? prompt : [prompt];
-  if (prompts.length === 0) throw emptyRow(0);
+  if (prompts.length === 0) throw noRows("prompt");
   prompts.forEach((text, row) => {
     if (typeof text !== "string") throw malformed(`the prompt of row ${row} is not text`, BODY_HINT);
     if (!text.isWellFormed())
@@ -145,7 +145,7 @@ function parsePrompts(prompt: unknown): string[] {
 
 function parseIds(rows: unknown): number[][] {
   if (!Array.isArray(rows)) throw malformed("input_ids is not a list of rows", BODY_HINT);
-  if (rows.length === 0) throw emptyRow(0);
+  if (rows.length === 0) throw noRows("input_ids");
   rows.forEach((row: unknown, index) => {
     if (!Array.isArray(row)) throw malformed(`input_ids row ${index} is not a list`, BODY_HINT);
     const slot = row.findIndex((id) => !Number.isInteger(id));
@@ -188,6 +188,9 @@ function decodeUtf8(bytes: Uint8Array, keepByteOrderMark: boolean): string {
     throw malformed("the body is not valid UTF-8", "encode the text as UTF-8", { cause });
   }
 }
+
+const noRows = (field: string): UserError =>
+  new UserError("empty_prompt", `${field} is an empty list`, "send at least one row");
 
 function emptyRow(row: number): UserError {
   return new UserError("empty_prompt", `the prompt of row ${row} is empty`, "send at least one token", {

@@ -34,6 +34,16 @@ export function readHeader(path: string): Map<string, TensorEntry> {
   }
 }
 
+/** Where the header of a file ends, of which no more than the first bytes need be there. Throws UserError `bad_model`. */
+export function headerEnd(path: string, fileSize: number): number {
+  const file = openFile(path);
+  try {
+    return headerSize(readPrefix(file, Math.min(LENGTH_BYTES, fileSize), path), fileSize, basename(path));
+  } finally {
+    closeSync(file);
+  }
+}
+
 function openFile(path: string): number {
   try {
     return openSync(path, "r");

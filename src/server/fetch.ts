@@ -1,9 +1,8 @@
-import { closeSync, openSync, readSync } from "node:fs";
 import { sum } from "../base/bytes.ts";
 import type { DownloadProgress } from "../hub/progress.ts";
 import type { FilePart, Snapshot } from "../hub/snapshot.ts";
 import { neededFiles, SINGLE_FILE } from "../safetensors/checkpoint.ts";
-import { headerSize } from "../safetensors/header.ts";
+import { headerEnd } from "../safetensors/header.ts";
 import type { LoadPlan } from "../weights/plan.ts";
 
 /** Which bytes of a model's files the weights of a plan are, and how many of them are here already. */
@@ -34,17 +33,7 @@ export async function fetchHeaders(snapshot: Snapshot, names: readonly string[])
   });
   await snapshot.ensure(names.map((name) => beginning(name, FIRST_BYTES)));
   const there = names.filter((name) => sizes.has(name)); // what a directory lacks is told when the checkpoint is opened
-  await snapshot.ensure(there.map((name) => beginning(name, headerEnd(snapshot.pathOf(name), sizes.get(name)!, name))));
-}
-
-function headerEnd(path: string, size: number, name: string): number {
-  const file = openSync(path, "r");
-  try {
-    const bytes = new Uint8Array(8);
-    return headerSize(bytes.subarray(0, readSync(file, bytes, 0, bytes.length, 0)), size, name);
-  } finally {
-    closeSync(file);
-  }
+  await snapshot.ensure(there.map((name) => beginning(name, headerEnd(snapshot.pathOf(name), sizes.get(name)!))));
 }
 
 export function planFetch(snapshot: Snapshot, load: LoadPlan): FetchPlan {

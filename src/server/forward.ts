@@ -54,7 +54,7 @@ export async function forward(message: Request, parts: ForwardParts, named: (id:
   const given = readHeader(message.headers, HEADERS.requestId)?.text;
   if (given !== undefined) named(given);
   parts.queue.checkRoom(); // before megabytes are read that could not be used
-  const body = await readBody(message, parts.limits.maxBodyBytes, "the body");
+  const body = await readBody(message, bodyLimit(message.headers, parts), "the body");
   return parts.lifecycle.run(async () => {
     const request = parseForward({ headers: message.headers, body }, parts.facts);
     const id = request.requestId ?? crypto.randomUUID();
@@ -62,6 +62,14 @@ export async function forward(message: Request, parts: ForwardParts, named: (id:
     using deadline = deadlineOf(request, startedAt, parts);
     return await answer(request, { id, startedAt, signal: AbortSignal.any([message.signal, deadline.signal]) }, parts);
   });
+}
+
+/** JSON is parsed in one go, during which the node answers nobody: a batch that large goes as a container. */
+const JSON_BODY_BYTES = 16 << 20;
+
+function bodyLimit(headers: Headers, { limits }: ForwardParts): number {
+  const isJson = headers.get("Content-Type")?.trim().toLowerCase().startsWith("application/json");
+  return isJson ? Math.min(limits.maxBodyBytes, JSON_BODY_BYTES) : limits.maxBodyBytes;
 }
 
 async function answer(request: ForwardRequest, call: Call, parts: ForwardParts): Promise<Response> {
@@ -73,7 +81,7 @@ async function answer(request: ForwardRequest, call: Call, parts: ForwardParts):
   let stageAt = queuedAt;
   const work = () => {
     stageAt = performance.now();
-    return stage.forward(stageInput(request), request.want);
+    return stage.forward(stageInput(request), request.want, call.signal);
   };
   const output = await parts.queue.run(work, call.signal);
   parts.readiness.wentWell();

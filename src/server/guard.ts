@@ -40,7 +40,7 @@ function hostName(host: string): string | undefined {
   return match?.[1] ?? match?.[2];
 }
 
-const isLoopback = (name: string): boolean =>
+export const isLoopback = (name: string): boolean =>
   name === "localhost" || name === "::1" || /^127\.\d{1,3}\.\d{1,3}\.\d{1,3}$/.test(name);
 
 const listed = (names: readonly string[], before = ", "): string => (names.length > 0 ? before + names.join(", ") : "");

@@ -45,7 +45,12 @@ export class Readiness {
     // Behind a call that runs, a probe would only measure how long that call is.
     if (this.#queue.busyMs === 0) this.#probe ??= this.#run().finally(() => (this.#probe = undefined));
     if (this.#probe) await within(PATIENCE_MS, this.#probe);
-    if (this.#lastWell === -Infinity) throw notReady("no token has gone through this node's layers yet");
+    if (this.#lastWell === -Infinity) {
+      const busy = this.#queue.busyMs;
+      if (busy === 0) throw notReady("no token has gone through this node's layers yet");
+      const problem = `the first call has been running for ${(busy / 1000).toFixed(0)} s`;
+      throw new UserError("not_ready", problem, "wait for it, or send smaller calls");
+    }
     if (this.#queue.busyMs > STUCK_MS) throw notReady(`one call has kept the device busy for ${STUCK_MS / 1000} s`);
   }
 

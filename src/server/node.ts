@@ -1,8 +1,8 @@
-import { readFileSync } from "node:fs";
+import { readFileSync, statSync } from "node:fs";
 import { networkInterfaces } from "node:os";
 import { join } from "node:path";
 import { formatBytes } from "../base/bytes.ts";
-import { UserError } from "../base/errors.ts";
+import { messageOf, UserError } from "../base/errors.ts";
 import type { Logger } from "../base/log.ts";
 import { formatSpan, isHead, isTail, type Span } from "../base/span.ts";
 import { numericsId } from "../engine/numerics.ts";
@@ -20,6 +20,7 @@ import { openCheckpoint } from "../safetensors/checkpoint.ts";
 import { loadTokenizer } from "../tokenizer/tokenizer.ts";
 import { type LoadPlan, neededNames, planLoad, unexpectedNames } from "../weights/plan.ts";
 import { createApp } from "./app.ts";
+import { isLoopback } from "./guard.ts";
 import { fetchHeaders, type FetchPlan, fetchWeights, fetchWhole, planFetch, weightFiles } from "./fetch.ts";
 import { checkPort, serve } from "./serve.ts";
 
@@ -114,6 +115,19 @@ export async function startNode(config: NodeConfig, surroundings: Surroundings):
   const plan = await planNode(config, surroundings);
   const { load, snapshot } = plan;
   const { span } = load.options;
+  if (config.next !== undefined && isTail(span)) {
+    throw new UserError(
+      "bad_usage",
+      `--next ${config.next} follows the layers ${formatSpan(span)}, and the model ends with them`,
+      "leave --next away, or give this node fewer layers (--shard-end)",
+    );
+  }
+  if (!isLoopback(config.host)) {
+    log.warn("open to the network", {
+      host: config.host,
+      why: "whoever reaches this port can use the node: there is no key",
+    });
+  }
   log.info("plan", {
     layers: `${formatSpan(span)} of ${span.total}`,
     role: isHead(span) && isTail(span) ? "head and tail" : isHead(span) ? "head" : isTail(span) ? "tail" : "middle",
@@ -229,9 +243,12 @@ function readJson({ directory }: Snapshot, name: string): Record<string, unknown
   const hint = "give the directory of a model in Hugging Face's layout, or its id on the Hub";
   let text: string;
   try {
+    if (!statSync(path).isFile()) throw new Error("it is not a file");
     text = readFileSync(path, "utf8");
   } catch (cause) {
-    throw new UserError("bad_model", `${directory} has no ${name} that can be read`, hint, { cause });
+    throw new UserError("bad_model", `${directory} has no ${name} that can be read: ${messageOf(cause)}`, hint, {
+      cause,
+    });
   }
   try {
     const json: unknown = JSON.parse(text);

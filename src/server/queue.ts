@@ -30,7 +30,7 @@ export class Queue {
 
   /**
    * Runs `work` when its turn has come. Rejects with the signal's reason as soon as that is aborted: work that waits is
-   * dropped then, work that runs keeps its turn until it ends, for the device cannot be stopped.
+   * dropped then, work that runs keeps its turn until it ends: it looks at the signal itself.
    */
   async run<T>(work: () => Promise<T>, signal: AbortSignal): Promise<T> {
     signal.throwIfAborted();

@@ -1,4 +1,4 @@
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync, readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { messageOf, UserError } from "../base/errors.ts";
 
@@ -32,6 +32,7 @@ export interface TokenizerFiles {
 export function readTokenizerFiles(directory: string): TokenizerFiles {
   const reader = new FolderReader(directory);
   const json = reader.has("tokenizer.json") ? complete(reader.object("tokenizer.json")) : fromVocabAndMerges(reader);
+  checkModel(json, reader.has("tokenizer.json") ? "tokenizer.json" : "vocab.json and merges.txt");
   const config = reader.has("tokenizer_config.json") ? reader.object("tokenizer_config.json") : {};
   return { json, config, digest: reader.digest() };
 }
@@ -39,7 +40,36 @@ export function readTokenizerFiles(directory: string): TokenizerFiles {
 /** TOKJS wants every section there, if only null; the format lets them be absent. */
 function complete(json: Record<string, unknown>): TokenizerJson {
   const empty = { normalizer: null, pre_tokenizer: null, post_processor: null, decoder: null, added_tokens: [] };
-  return { ...empty, ...json } as unknown as TokenizerJson;
+  const whole = { ...empty, ...json } as unknown as TokenizerJson;
+  if (!Array.isArray(whole.added_tokens)) throw broken("tokenizer.json: added_tokens is not a list");
+  return whole;
+}
+
+/** No vocabulary comes near; one id beyond it would make a table of that length. */
+const MOST_TOKENS = 10_000_000;
+
+/** What the library takes without a word and then gets wrong: an id that is none, a merge of what is not in the vocabulary. */
+function checkModel({ model, added_tokens }: TokenizerJson, file: string): void {
+  const { type, vocab, merges, continuing_subword_prefix: prefix } = (model ?? {}) as Record<string, unknown>;
+  const isTable = typeof vocab === "object" && vocab !== null && !Array.isArray(vocab);
+  const entries: [string, unknown][] = isTable ? Object.entries(vocab) : [];
+  for (const [token, id] of [...entries, ...added_tokens.map((added) => [added?.content, added?.id] as const)]) {
+    if (Number.isInteger(id) && (id as number) >= 0 && (id as number) < MOST_TOKENS) continue;
+    throw broken(
+      `${file}: the token ${JSON.stringify(token)} has the id ${JSON.stringify(id)}, and ids are whole numbers from 0`,
+    );
+  }
+  if (type !== "BPE" || !isTable || !Array.isArray(merges)) return;
+  const continued = typeof prefix === "string" ? prefix : "";
+  const joined = ([a, b]: string[]) => a! + (b!.startsWith(continued) ? b!.slice(continued.length) : b!);
+  merges.forEach((merge: unknown, index) => {
+    const parts = typeof merge === "string" ? merge.split(" ") : merge;
+    const isPair = Array.isArray(parts) && parts.length === 2;
+    if (isPair && [...parts, joined(parts)].every((part) => Object.hasOwn(vocab, part))) return;
+    throw broken(
+      `${file}: merge ${index} is ${JSON.stringify(merge)}, and a merge is two tokens of the vocabulary that make a third`,
+    );
+  });
 }
 
 const END_OF_TEXT = "<|endoftext|>";
@@ -47,8 +77,9 @@ const END_OF_TEXT = "<|endoftext|>";
 /** GPT-2's tokenizer as transformers builds it from its two files (`models/gpt2/tokenization_gpt2.py`). */
 function fromVocabAndMerges(reader: FolderReader): TokenizerJson {
   const vocab = reader.object("vocab.json");
-  const [first = "", ...rest] = reader.text("merges.txt").split("\n");
+  const [first = "", ...rest] = reader.text("merges.txt").split(/\r?\n/);
   const merges = first.startsWith("#version") ? rest : [first, ...rest]; // "# #" may be a merge; "#version" is none
+  if (merges.every((line) => line.trim() === "")) throw broken("merges.txt has no merge");
   const endOfText = vocab[END_OF_TEXT];
   const byteLevel = { type: "ByteLevel", add_prefix_space: false, use_regex: true };
   return {
@@ -79,9 +110,21 @@ class FolderReader {
 
   text(name: string): string {
     if (!this.has(name)) throw missing(this.directory, name);
-    const bytes = readFileSync(join(this.directory, name));
+    const bytes = this.#bytes(name);
     this.#digest.update(`${name}\0${bytes.length}\0`).update(bytes);
     return bytes.toString("utf8");
+  }
+
+  #bytes(name: string): Buffer {
+    const path = join(this.directory, name);
+    try {
+      if (!statSync(path).isFile()) throw new Error("it is not a file");
+      return readFileSync(path);
+    } catch (cause) {
+      throw new UserError("bad_model", `${path} cannot be read: ${messageOf(cause)}`, "let this user read it", {
+        cause,
+      });
+    }
   }
 
   object(name: string): Record<string, unknown> {

@@ -78,6 +78,20 @@ describeOnDevices("a stage", ({ open }) => {
     }
   }, 60_000);
 
+  test("stops a call that nobody waits for any more, and goes on with the next one", async () => {
+    const device = await open();
+    const small = await openFixture(device, TINY, { maxContext: 32 });
+    const rows = Array.from({ length: 500 }, () => [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]);
+    const controller = new AbortController();
+    const call = small.forward(idsInput(...rows), "token", controller.signal);
+    setTimeout(() => controller.abort(new Error("gone")), 100);
+    expect(call).rejects.toThrow("gone");
+    await call.catch(() => {});
+    const next = await small.forward(idsInput([1, 2, 3]), "token");
+    expect(next.kind).toBe("token");
+    small.destroy();
+  }, 60_000);
+
   test("takes calls with more tokens than one pass has room for", async () => {
     const device = await open();
     const small = await openFixture(device, TINY, { maxContext: 32 });

@@ -1,5 +1,5 @@
 import { afterAll, describe, expect, test } from "bun:test";
-import { cpSync, readFileSync, truncateSync, writeFileSync, mkdirSync, rmSync } from "node:fs";
+import { cpSync, mkdirSync, readFileSync, rmSync, symlinkSync, truncateSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { NodeProcess, run } from "../support/meshnet.ts";
 import { TINY, variant } from "../support/oracle.ts";
@@ -19,6 +19,20 @@ function broken(name: string, breakIt: (directory: string) => void): string {
 const setConfig = (key: string, value: unknown) => (directory: string) => {
   const path = join(directory, "config.json");
   writeFileSync(path, JSON.stringify({ ...JSON.parse(readFileSync(path, "utf8")), [key]: value }));
+};
+
+const replacedBy = (name: string, make: (path: string) => void) => (directory: string) => {
+  rmSync(join(directory, name));
+  make(join(directory, name));
+};
+
+/** As tests change it. */
+type TokenizerFile = { added_tokens: unknown; model: { vocab: Record<string, unknown>; merges: unknown[] } };
+const setTokenizer = (change: (tokenizer: TokenizerFile) => void) => (directory: string) => {
+  const path = join(directory, "tokenizer.json");
+  const tokenizer: TokenizerFile = JSON.parse(readFileSync(path, "utf8"));
+  change(tokenizer);
+  writeFileSync(path, JSON.stringify(tokenizer));
 };
 
 const node = (...words: string[]) => ["node", "--model-id", TINY, ...words];
@@ -48,6 +62,16 @@ describe("wrong usage exits with 2 and says what would be right:", () => {
     ["a negative layer", node("--shard-start", "-1"), /--shard-start -1/],
     ["a context beyond the model's", node("--max-context", "257"), /--max-context 257.*256/],
     ["a next node that is no URL", node("--shard-end", "2", "--next", "localhost"), /localhost/],
+    ["a flag that is given twice", node("--port", "1", "--port=2"), /--port is given twice/],
+    [
+      "a next node behind the model's last layer",
+      node("--next", "http://127.0.0.1:1"),
+      /--next http:\/\/127.0.0.1:1.*the model ends/,
+    ],
+    ["a next node with a password", node("--shard-end", "2", "--next", "http://u:secret@h"), /has a password in it/],
+    ["a host with a scheme", node("--allow-host", "http://x"), /--allow-host http:\/\/x is no host name/],
+    ["an origin that is none", node("--allow-origin", "*"), /--allow-origin \* is no origin/],
+    ["an encoding that there is not", node("--quantization", "fp8"), /quantization.*fp8/],
     ["a log level that there is not", node("--log-level", "loud"), /log-level/],
     ["an unknown command", ["nodes"], /unknown command nodes[^]*did you mean node\?/],
     ["no command", [], /meshnet COMMAND/],
@@ -95,6 +119,52 @@ describe("a model that cannot be used exits with 1 and says which file and why:"
     ],
     ["a config.json of another size", broken("size", setConfig("n_embd", 128)), /\[1024, 96\].*\[1024, 128\]/],
     ["a config.json with a string for a number", broken("kind", setConfig("n_layer", "four")), /"n_layer" is "four"/],
+    ["more layers than any model", broken("deep", setConfig("n_layer", 1_000_000)), /"n_layer" is 1000000/],
+    [
+      "an epsilon that cannot be",
+      broken("epsilon", setConfig("layer_norm_epsilon", 1e300)),
+      /"layer_norm_epsilon" is 1e\+300/,
+    ],
+    [
+      "a config.json that is a pipe",
+      broken(
+        "pipe",
+        replacedBy("config.json", (path) => void Bun.spawnSync(["mkfifo", path])),
+      ),
+      /config\.json.*not a file/,
+    ],
+    [
+      "weights that are a link to themselves",
+      broken(
+        "loop",
+        replacedBy("model.safetensors", (path) => symlinkSync(path, path)),
+      ),
+      /model\.safetensors/,
+    ],
+    [
+      "a tokenizer whose added tokens are a number",
+      broken(
+        "added",
+        setTokenizer((t) => (t.added_tokens = 5)),
+      ),
+      /added_tokens is not a list/,
+    ],
+    [
+      "a tokenizer with an id of a billion",
+      broken(
+        "id",
+        setTokenizer((t) => (t.model.vocab["T"] = 1e9)),
+      ),
+      /"T" has the id 1000000000/,
+    ],
+    [
+      "a tokenizer with a merge of nothing",
+      broken(
+        "merge",
+        setTokenizer((t) => (t.model.merges[3] = ["zz", "qq"])),
+      ),
+      /merge 3 is \["zz","qq"\]/,
+    ],
     ["more layers than the file has", broken("layers", setConfig("n_layer", 5)), /h\.4\./],
     ["a head without a tokenizer", variant("bf16"), /tokenizer/],
     ["a missing shard", missingShard(), /model-0000\d-of-00002\.safetensors/],
@@ -138,10 +208,10 @@ test("a device that is not there exits with 1 and lists those that are", async (
 });
 
 test("--help of each command shows its flags and an example, without colours when it is not a terminal", async () => {
-  for (const command of ["node", "generate"]) {
+  for (const command of ["node", "generate", "cache", "bench"]) {
     const { code, stdout } = await run([command, "--help"]);
     expect({ command, code }).toEqual({ command, code: 0 });
-    expect(stdout).toMatch(new RegExp(`EXAMPLES\\s+meshnet ${command} `));
+    expect(stdout).toMatch(new RegExp(`EXAMPLES\\s+meshnet ${command}`));
     expect(stdout).not.toContain("\u001b");
   }
   const { version } = JSON.parse(readFileSync(join(import.meta.dir, "../../package.json"), "utf8"));

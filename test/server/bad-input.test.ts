@@ -111,6 +111,11 @@ const said = (what: string, headers: Record<string, string>, code: Bad["code"], 
 });
 
 const TABLE: readonly Bad[] = [
+  json(
+    "token ids nested thousands of lists deep",
+    `{"input_ids":${"[".repeat(9_000)}${"]".repeat(9_000)}}`,
+    "malformed",
+  ),
   said("a mask for a prompt", { "X-Meshnet-Attn-Mask": base64(Uint8Array.of(1)) }, "malformed", /Attn-Mask/),
   raw(
     "too many raw rows",

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "bun:test";
-import { copyFileSync, writeFileSync } from "node:fs";
+import { copyFileSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { loadTokenizer } from "../../src/tokenizer/tokenizer.ts";
 import { temporaryFolder } from "../support/safetensors.ts";
@@ -14,6 +14,14 @@ describe("tokenizer.json cuts text as transformers does", async () => {
     expect(tokenizer.encode(text)).toEqual(ids);
     expect(tokenizer.decode(ids)).toBe(decoded);
   });
+});
+
+test("merges.txt with the line ends of Windows says the same", async () => {
+  using folder = copyOf("vocab.json", "merges.txt");
+  const path = join(folder.path, "merges.txt");
+  writeFileSync(path, readFileSync(path, "utf8").replaceAll("\n", "\r\n"));
+  const { text, vocab_and_merges_ids: ids } = CASES.find(([, { text }]) => text.length > 20)![1];
+  expect((await loadTokenizer(folder.path)).encode(text)).toEqual(ids);
 });
 
 describe("vocab.json and merges.txt cut text as transformers does", async () => {
