@@ -2,7 +2,7 @@ import { dlopen, ptr, type Pointer } from "bun:ffi";
 
 /**
  * The C library, for the few things JavaScript cannot ask of the system: an environment variable that native code
- * sees (`process.env.X = …` never reaches getenv), a file descriptor put in another's place, a read-only mapping.
+ * sees (`process.env.X = …` never reaches getenv), a file descriptor put in another's place.
  * Opened at the first call. Throws on Windows, which has no libc: ask `hasLibc` first.
  */
 export function libc() {
@@ -13,15 +13,6 @@ export const hasLibc = process.platform === "linux" || process.platform === "dar
 
 /** A zero-terminated copy of `text`. Keep the result referenced until the call that reads it has returned. */
 export const cString = (text: string): Uint8Array => new TextEncoder().encode(`${text}\0`);
-
-/**
- * Whether `mmap` returned MAP_FAILED, (void *)-1. No user-space address reaches 2^53, so a real one is an exact
- * number; bun:ffi hands -1 over as a bigint, whatever the type says.
- */
-export const mapFailed = (address: Pointer | null): boolean => !Number.isSafeInteger(address);
-
-export const PROT_READ = 1;
-export const MAP_SHARED = 1;
 
 /** An anonymous file in memory, not inherited by children; it lives as long as its descriptor is open. Linux only. */
 export function memfdCreate(name: string): number {
@@ -41,9 +32,6 @@ const SYMBOLS = {
   dup: { args: ["i32"], returns: "i32" },
   dup2: { args: ["i32", "i32"], returns: "i32" },
   usleep: { args: ["u32"], returns: "i32" },
-  mmap: { args: ["ptr", "u64", "i32", "i32", "i32", "i64"], returns: "ptr" },
-  munmap: { args: ["ptr", "u64"], returns: "i32" },
-  madvise: { args: ["ptr", "u64", "i32"], returns: "i32" },
 } as const;
 
 let opened: ReturnType<typeof dlopen<typeof SYMBOLS>>["symbols"] | undefined;

@@ -183,6 +183,7 @@ class Loader implements Disposable {
     this.#unsettledBytes = 0;
     const earlier = this.#settled;
     this.#settled = this.#context.device.reclaim();
+    this.#settled.catch(() => {}); // nobody waits for it where a read fails meanwhile
     await earlier;
   }
 }

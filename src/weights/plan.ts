@@ -105,7 +105,7 @@ export function planLoad(family: Family, config: ModelConfig, options: StageOpti
     weightBytes: totalWeights,
     bufferBytes: totalBuffers,
     deviceBytes: totalWeights + totalBuffers,
-    largestBytes: Math.max(...[...weights, ...buffers].map(({ deviceBytes }) => deviceBytes)),
+    largestBytes: [...weights, ...buffers].reduce((most, { deviceBytes }) => Math.max(most, deviceBytes), 0),
   };
 }
 

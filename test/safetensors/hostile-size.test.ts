@@ -51,7 +51,7 @@ describe(`a header of ${LENGTH / MB} MB takes a bounded amount of memory`, () =>
         writeFileSync(join(path, "model.safetensors"), fileWithHeader(header())),
       );
       expect(measured.peakBytes).toBeLessThan(MOST_BYTES);
-      expect(measured.outcome).toSatisfy((outcome) => outcome === 0 || /^model\.safetensors/.test(`${outcome}`));
+      expect(measured.outcome).toSatisfy((outcome) => outcome === 0 || `${outcome}`.startsWith("model.safetensors"));
       expect(`${measured.outcome}`.length).toBeLessThan(1000); // however long what is wrong is
     },
     60_000,
@@ -86,7 +86,7 @@ test(`an index of ${LENGTH / MB} MB takes a bounded amount of memory`, async () 
     ),
   );
   expect(measured.peakBytes).toBeLessThan(MOST_BYTES);
-});
+}, 60_000);
 
 async function openHostile(write: (path: string) => void): Promise<HostileMeasurement> {
   const path = join(folder.path, `${count++}`);
