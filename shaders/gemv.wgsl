@@ -35,9 +35,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   for (var block = local % LANES; block < BLOCKS; block += LANES) {
     var sum = 0.0;
     if (output < params.outputs) {
+      let run = weight_run(output, block);
       let end = min((block + 1u) * BLOCK8, WEIGHT_STRIDE / 8u);
       for (var k8 = block * BLOCK8; k8 < end; k8++) {
-        let w = weight8(output, k8);
+        let w = run8(run, output, k8);
         let x0 = x[(row * (WEIGHT_STRIDE / 8u) + k8) * 2u];
         let x1 = x[(row * (WEIGHT_STRIDE / 8u) + k8) * 2u + 1u];
         sum = fma(x0.x, w[0].x, sum);

@@ -2,7 +2,7 @@
 // absmax of its block
 //
 // x: [rows, X_STRIDE] bfloat16, two to a word, of which COLUMNS count; absmax: one per 64 values of the matrix laid out
-// row after row. codes: [rows, X_STRIDE / 8], as lib/weight_nf4 reads them. One invocation makes one word.
+// row after row. codes: [rows, X_STRIDE / 8], as lib/weight_4bit reads them. One invocation makes one word.
 // No bfloat16 weight comes within 14 units in the last place of a threshold (all mantissas tried), so the rounding of
 // a quotient changes no code. Quotients are made of mantissas and exponents: a device may take subnormal numbers for zero.
 override COLUMNS: u32;

@@ -12,3 +12,17 @@ fn weight8(row: u32, column8: u32) -> mat2x4<f32> {
     unpack_low(words.z), unpack_high(words.z), unpack_low(words.w), unpack_high(words.w),
   );
 }
+
+// 32 neighbours of one row, from column 32 * column32 on, which share nothing here.
+struct Run {
+  nothing: u32,
+}
+
+fn weight_run(row: u32, column32: u32) -> Run {
+  return Run();
+}
+
+// Eight of them, from column 8 * column8 on.
+fn run8(run: Run, row: u32, column8: u32) -> mat2x4<f32> {
+  return weight8(row, column8);
+}

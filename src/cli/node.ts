@@ -50,8 +50,12 @@ const flags = {
   quantization: {
     type: "enum",
     options: [...QUANTIZATIONS],
-    default: "bfloat16",
-    description: "How the layers' weights are held; int8 and nf4 are those of bitsandbytes",
+    description: "How the layers' weights are held, as bitsandbytes makes them (default: as the checkpoint has them)",
+  },
+  "int8-activations": {
+    type: "boolean",
+    default: false,
+    description: "With int8 weights: exact LLM.int8(), whose results depend on what else is in a call",
   },
   "max-context": {
     type: "string",
@@ -96,7 +100,8 @@ export const node = defineCommand({
       allowedHosts: wordList(args["allow-host"]).map(hostName),
       allowedOrigins: wordList(args["allow-origin"]).map(originName),
       device: args.device,
-      quantization: args.quantization as Quantization,
+      quantization: args.quantization as Quantization | undefined,
+      int8Activations: args["int8-activations"],
       maxContext: wholeNumber("max-context", args["max-context"], 1),
       offline: args.offline,
       cacheDir: args["cache-dir"],

@@ -7,7 +7,7 @@ import { forEachEncoding, WEIGHT_LIBRARIES, withWeight } from "./encoding.ts";
 export const dequantize = forEachEncoding((encoding) =>
   defineKernel({
     name: `dequantize_${encoding}`,
-    source: [bf16, WEIGHT_LIBRARIES[encoding].source, source],
+    source: [bf16, ...WEIGHT_LIBRARIES[encoding].sources, source],
     ...withWeight(encoding, { bindings: { y: "read_write" }, constants: ["WORKGROUP"] }),
     params: { rows: "u32" },
     workgroups: overRows(8),

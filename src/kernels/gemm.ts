@@ -10,7 +10,7 @@ const TILE = 32;
 export const gemm = forEachEncoding((encoding) =>
   defineKernel({
     name: `gemm_${encoding}`,
-    source: [bf16, WEIGHT_LIBRARIES[encoding].source, source],
+    source: [bf16, ...WEIGHT_LIBRARIES[encoding].sources, source],
     ...withWeight(encoding, {
       bindings: { x: "read", bias: "read", y: "read_write" },
       constants: ["STRIDE_OUT", "HAS_BIAS", "ROUND"],

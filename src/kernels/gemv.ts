@@ -10,7 +10,7 @@ export const GEMV_OUTPUTS = 4;
 export const gemv = forEachEncoding((encoding) =>
   defineKernel({
     name: `gemv_${encoding}`,
-    source: [bf16, WEIGHT_LIBRARIES[encoding].source, source],
+    source: [bf16, ...WEIGHT_LIBRARIES[encoding].sources, source],
     ...withWeight(encoding, {
       bindings: { x: "read", bias: "read", y: "read_write" },
       constants: ["OUTPUTS", "STRIDE_OUT", "HAS_BIAS", "ROUND", "BLOCKS"],

@@ -18,6 +18,7 @@ export { gemm } from "./gemm.ts";
 export { gemv, GEMV_OUTPUTS } from "./gemv.ts";
 export { kvWrite } from "./kv-write.ts";
 export { layerNorm } from "./layer-norm.ts";
+export { gemmCodes, gemvCodes, OUTLIER_COLUMNS, outlierColumns, quantizeRows } from "./llm-int8.ts";
 export { packBf16 } from "./pack-bf16.ts";
 export { absmax, quantizeInt8, quantizeNf4 } from "./quantize.ts";
 export { TRANSPOSE_ROWS, transposeBf16 } from "./transpose-bf16.ts";

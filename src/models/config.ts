@@ -19,6 +19,29 @@ const MOST = 2 ** 26;
 /** Layers are gone through one by one before anything is loaded. The deepest models have some hundreds. */
 export const MOST_LAYERS = 20_000;
 
+export type StoredQuantization = "nf4" | "fp4" | "int8";
+
+/**
+ * What `quantization_config` says of the checkpoint's weights (transformers, `BitsAndBytesConfig`); undefined where they
+ * are ordinary. Which of them are quantized, the tensors themselves say.
+ */
+export function readQuantization(json: Readonly<Record<string, unknown>>): StoredQuantization | undefined {
+  const config = json["quantization_config"];
+  if (config === undefined || config === null) return undefined;
+  const { quant_method, load_in_4bit, load_in_8bit, bnb_4bit_quant_type = "fp4" } = config as Record<string, unknown>;
+  const refuse = (problem: string) =>
+    new UserError(
+      "unsupported_model",
+      `config.json: quantization_config ${problem}`,
+      "meshnet reads those of bitsandbytes: int8, nf4 and fp4",
+    );
+  if (quant_method !== "bitsandbytes") throw refuse(`has the quant_method ${JSON.stringify(quant_method)}`);
+  if (load_in_8bit === true) return "int8";
+  if (load_in_4bit !== true) throw refuse("says neither load_in_4bit nor load_in_8bit");
+  if (bnb_4bit_quant_type === "nf4" || bnb_4bit_quant_type === "fp4") return bnb_4bit_quant_type;
+  throw refuse(`has the bnb_4bit_quant_type ${JSON.stringify(bnb_4bit_quant_type)}`);
+}
+
 /** Reads typed keys out of a config.json. A missing key takes the family's own default; a wrong one is refused by name. */
 export class ConfigReader {
   constructor(

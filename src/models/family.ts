@@ -34,6 +34,8 @@ export interface StageOptions {
   readonly maxContext: number;
   /** Of the weights that bitsandbytes would quantize; all others are bfloat16. */
   readonly encoding: Encoding;
+  /** With `int8` weights: activations in INT8 too, as LLM.int8() has them. Results then depend on what shares a call. */
+  readonly int8Activations?: boolean;
 }
 
 /** Logits are made for as many rows at a time as fit in here, and for at most so many. */

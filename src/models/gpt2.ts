@@ -47,14 +47,14 @@ export const gpt2 = defineFamily({
     };
   },
 
-  modules(config, { span, maxContext, encoding, int8Activations }) {
+  modules(config, { span, maxContext, int8Activations }) {
     const { hiddenSize, innerSize, vocabSize, heads, headDim, eps } = config;
     const conv1d = (name: string, sizes: { in: number; out: number; output: string }) =>
       linear({
         weight: [`${name}.weight`],
         bias: `${name}.bias`,
         storedTransposed: true,
-        int8Activations: encoding === "int8" && int8Activations,
+        int8Activations,
         ...sizes,
       });
     const norm = (name: string) => layerNorm({ name, columns: hiddenSize, eps, output: "normed" });

@@ -4,7 +4,7 @@ import type { Family } from "./family.ts";
 import type { ModelConfig } from "./config.ts";
 import { gpt2 } from "./gpt2.ts";
 
-export type { ModelConfig } from "./config.ts";
+export { type ModelConfig, readQuantization, type StoredQuantization } from "./config.ts";
 export { type Family, logitRowsFor, type Model, type StageOptions } from "./family.ts";
 
 const FAMILIES: readonly Family[] = [gpt2];

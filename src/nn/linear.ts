@@ -2,28 +2,13 @@ import { ceilDiv } from "../base/bytes.ts";
 import type { Pipeline } from "../gpu/kernel.ts";
 import { strideOf, type Tensor } from "../gpu/tensor.ts";
 import { type Encoding, gemm, gemv, GEMV_OUTPUTS } from "../kernels/index.ts";
+import { int8Pipelines, int8Temporaries, LlmInt8Linear } from "./linear-int8.ts";
+import { GEMV_ROWS, type Linear, type LinearSpec } from "./linear-spec.ts";
 import type { Matrix } from "./matrix.ts";
 import { type BuildContext, matrixSpec, type ModuleSpec, temporary, vectorSpec } from "./module.ts";
 import type { Activations, Pass } from "./pass.ts";
 
-export interface LinearSpec {
-  /** Names of the weight, in order of preference. */
-  weight: readonly string[];
-  bias?: string;
-  in: number;
-  out: number;
-  /** The file keeps the weight as [in, out]. */
-  storedTransposed?: boolean;
-  /** The temporary that takes the output, and its rows if they are not the pass's tokens. */
-  output: string;
-  outputRows?: number;
-  /** Rounds the output to bfloat16. */
-  round?: boolean;
-  /** Leaves the weight in bfloat16 whatever the encoding of the others: a head's. */
-  keepsBf16?: boolean;
-}
-
-/** y = x Wᵀ + b, with W [out, in] in its encoding and float32 sums. */
+/** y = x Wᵀ + b, with W [out, in] in its encoding and float32 sums, or as LLM.int8() has it. */
 export function linear(spec: LinearSpec): ModuleSpec<Linear> {
   const weight = matrixSpec(spec.weight, spec.out, spec.in, {
     storedTransposed: spec.storedTransposed,
@@ -32,26 +17,27 @@ export function linear(spec: LinearSpec): ModuleSpec<Linear> {
   const bias = spec.bias === undefined ? undefined : vectorSpec(spec.bias, spec.out);
   return {
     weights: bias ? [weight, bias] : [weight],
-    temporaries: [temporary(spec.output, spec.out, { rows: spec.outputRows })],
+    temporaries: [
+      temporary(spec.output, spec.out, { rows: spec.outputRows }),
+      ...(spec.int8Activations ? int8Temporaries(spec) : []),
+    ],
     async build(context) {
       const matrix = context.weights.matrix(weight);
+      const biasTensor = bias ? context.weights.vector(bias) : context.nothing;
+      if (spec.int8Activations && matrix.encoding === "int8") {
+        return new LlmInt8Linear(spec, matrix, biasTensor, await int8Pipelines(spec, context));
+      }
       const pipelines = await pipelinesOf(spec, matrix.encoding, context);
-      return new Linear(spec.output, matrix, bias && context.weights.vector(bias), pipelines, context.nothing);
+      return new FloatLinear(spec.output, matrix, biasTensor, pipelines, context.nothing);
     },
   };
 }
 
-/**
- * Up to this many rows each row reads the weights anew; above, 32 rows share a tile. Both give the same bits, so this
- * is a matter of speed alone.
- */
-const GEMV_ROWS = 8;
-
-export class Linear {
+class FloatLinear implements Linear {
   constructor(
     private readonly output: string,
     private readonly weight: Matrix,
-    private readonly bias: Tensor | undefined,
+    private readonly bias: Tensor,
     private readonly pipelines: Awaited<ReturnType<typeof pipelinesOf>>,
     private readonly nothing: Tensor,
   ) {}
@@ -60,8 +46,7 @@ export class Linear {
     const y = pass.temporaries.get(this.output);
     const { rows } = x;
     for (const { firstRow, rows: outputs, tensor, scales } of this.weight.parts) {
-      const { nothing, bias = nothing } = this;
-      const bindings = { weight: tensor, scales: scales ?? nothing, x: x.tensor, bias, y };
+      const bindings = { weight: tensor, scales: scales ?? this.nothing, x: x.tensor, bias: this.bias, y };
       const params = { rows, outputs, first_output: firstRow };
       const pipeline: Pipeline<keyof typeof bindings, keyof typeof params, { rows: number; outputs: number }> =
         rows <= GEMV_ROWS ? this.pipelines.gemv : this.pipelines.gemm;

@@ -37,10 +37,7 @@ export async function fetchHeaders(snapshot: Snapshot, names: readonly string[])
 }
 
 export function planFetch(snapshot: Snapshot, load: LoadPlan): FetchPlan {
-  const parts = Map.groupBy(
-    load.weights.map(({ source }) => source),
-    ({ file }) => file.name,
-  );
+  const parts = Map.groupBy(load.sources, ({ file }) => file.name);
   const wanted = [...parts].map(([name, ranges]) => ({ name, ranges }));
   const missing = snapshot.missingBytes(wanted);
   return {

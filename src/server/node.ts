@@ -15,7 +15,14 @@ import type { Environment } from "../hub/settings.ts";
 import { resolveModel, smallFiles, type Snapshot } from "../hub/snapshot.ts";
 import { Admission } from "../mesh/admission.ts";
 import { NextNode, parseNodeUrl } from "../mesh/next-node.ts";
-import { type Family, type ModelConfig, readModel } from "../models/index.ts";
+import {
+  type Family,
+  type ModelConfig,
+  readModel,
+  readQuantization,
+  type StageOptions,
+  type StoredQuantization,
+} from "../models/index.ts";
 import { openCheckpoint } from "../safetensors/checkpoint.ts";
 import { loadTokenizer } from "../tokenizer/tokenizer.ts";
 import { type LoadPlan, neededNames, planLoad, unexpectedNames } from "../weights/plan.ts";
@@ -39,7 +46,10 @@ export interface NodeConfig {
   readonly allowedHosts: readonly string[];
   readonly allowedOrigins: readonly string[];
   readonly device: string;
-  readonly quantization: Quantization;
+  /** Default: what the checkpoint is, which for ordinary ones is bfloat16. */
+  readonly quantization?: Quantization;
+  /** Exact LLM.int8(): activations in INT8 too. */
+  readonly int8Activations?: boolean;
   /** Tokens; default and most: the model's own limit. */
   readonly maxContext?: number;
   readonly offline: boolean;
@@ -61,6 +71,7 @@ export interface NodePlan {
   readonly family: Family;
   readonly config: ModelConfig;
   readonly eosTokenIds: readonly number[];
+  readonly quantization: Quantization | StoredQuantization;
   readonly load: LoadPlan;
   readonly fetch: FetchPlan;
 }
@@ -84,7 +95,9 @@ export async function planNode(config: NodeConfig, surroundings: Surroundings): 
   const json = readJson(snapshot, "config.json");
   const { family, config: model } = readModel(json);
   const span = spanOf(config, model);
-  const options = { span, maxContext: contextOf(config, model), encoding: ENCODINGS[config.quantization] };
+  const { quantization, encoding } = quantizationOf(config, readQuantization(json));
+  const { int8Activations } = config;
+  const options = { span, maxContext: contextOf(config, model), encoding, int8Activations };
 
   const names = neededNames(family, model, options);
   const needs = (name: string) => names.has(name);
@@ -101,6 +114,7 @@ export async function planNode(config: NodeConfig, surroundings: Surroundings): 
     family,
     config: model,
     eosTokenIds: eosTokenIds(snapshot, json),
+    quantization,
     load,
     fetch: planFetch(snapshot, load),
   };
@@ -158,8 +172,8 @@ export async function startNode(config: NodeConfig, surroundings: Surroundings):
     modelId: snapshot.modelId,
     revision: snapshot.revision === "local" ? null : snapshot.revision,
     modelDigest: digest,
-    quantization: config.quantization,
-    numerics: numericsId(device, config.quantization),
+    quantization: plan.quantization,
+    numerics: numericsId(device, config.int8Activations ? "llm.int8()" : plan.quantization),
     device: device.info.name,
   };
   const memory = () => ({ planned: load.deviceBytes, allocated: stage.allocatedBytes, available: null });
@@ -214,6 +228,26 @@ const PROGRESS_MS = 2_000;
 const ENCODINGS = { bfloat16: "bf16", int8: "int8", nf4: "nf4" } as const;
 export type Quantization = keyof typeof ENCODINGS;
 export const QUANTIZATIONS = Object.keys(ENCODINGS) as Quantization[];
+
+/** What the weights are to the user, and how those are loaded that the checkpoint does not have quantized. */
+function quantizationOf(
+  { quantization: wanted, int8Activations }: NodeConfig,
+  stored: StoredQuantization | undefined,
+): Pick<NodePlan, "quantization"> & Pick<StageOptions, "encoding"> {
+  if (stored && wanted && wanted !== stored) {
+    throw new UserError(
+      "bad_usage",
+      `--quantization ${wanted}, and this checkpoint is quantized already, as ${stored}`,
+      "leave --quantization away, or use the checkpoint that it was made of",
+    );
+  }
+  const quantization = stored ?? wanted ?? "bfloat16";
+  if (int8Activations && quantization !== "int8") {
+    const hint = "give --quantization int8 as well, or leave --int8-activations away";
+    throw new UserError("bad_usage", `--int8-activations are for int8 weights, and these are ${quantization}`, hint);
+  }
+  return { quantization, encoding: ENCODINGS[stored ? "bfloat16" : (wanted ?? "bfloat16")] };
+}
 
 /** Under which names the node may be called: one that listens on every address has all of this machine's. */
 function ownNames(host: string): string[] {

@@ -1,4 +1,5 @@
 import { bytesOf } from "../base/bytes.ts";
+import { UserError } from "../base/errors.ts";
 import type { Commands } from "../gpu/commands.ts";
 import type { Device } from "../gpu/device.ts";
 import type { PipelineCache } from "../gpu/kernel.ts";
@@ -9,7 +10,8 @@ import { bf16ArrayToF32, convertToBf16, type FloatDtype } from "../quant/bf16.ts
 import type { CheckpointTensor } from "../safetensors/checkpoint.ts";
 import { RangeReader } from "../safetensors/range-reader.ts";
 import type { LoadPlan } from "./plan.ts";
-import { quantizeMatrix, splitRows } from "./quantize.ts";
+import { codeWords, NF4_BLOCK, type Quantized, quantizeMatrix, scaleCount, splitRows } from "./quantize.ts";
+import { parseState, repack4, type StoredWeight, unnest } from "./stored.ts";
 
 export interface LoadContext {
   readonly device: Device;
@@ -39,10 +41,12 @@ export async function loadWeights(plan: LoadPlan, context: LoadContext): Promise
   const matrices = new Map<string, Matrix>();
   const vectors = new Map<string, Tensor>();
   let readBytes = 0;
-  for (const { source, specs, encoding } of plan.weights) {
+  for (const { source, specs, encoding, stored } of plan.weights) {
     const [first] = specs;
     if (first!.kind === "matrix") {
-      const matrix = await loader.matrix(first!, source, encoding);
+      const matrix = stored
+        ? await loader.storedMatrix(first!, source, stored)
+        : await loader.matrix(first!, source, encoding);
       for (const spec of specs) matrices.set(keyOf(spec), matrix);
     } else {
       const vector = loader.vector(first!, source);
@@ -100,17 +104,88 @@ class Loader implements Disposable {
     return encoding === "bf16" ? matrix : quantizeMatrix(matrix, encoding, source.name, this.#context);
   }
 
+  /** Codes and scales as the checkpoint has them. */
+  async storedMatrix(spec: WeightSpec, source: CheckpointTensor, stored: StoredWeight): Promise<Matrix> {
+    const { rows, columns } = spec;
+    const { encoding } = stored;
+    if (stored.layout) checkLayout(this.#bytes(stored.layout), stored.layout);
+    const words = codeWords(columns, encoding);
+    const scales = this.#scales(spec, stored);
+    const parts = this.#partsOf(rows, words * 4, splitRows(columns, encoding)).map(
+      ({ firstRow, count }): MatrixPart => {
+        const label = `${source.name}[${firstRow}]`;
+        const firstScale = encoding === "int8" ? firstRow : (firstRow * columns) / NF4_BLOCK;
+        const some = scales.slice(firstScale, firstScale + scaleCount(count, columns, encoding));
+        const part = {
+          firstRow,
+          rows: count,
+          tensor: this.#context.store.create(label, count, words, "u32"),
+          scales: this.#context.store.create(`${label} scales`, 1, some.length, "f32"),
+        };
+        this.#context.store.write(part.scales, some);
+        return part;
+      },
+    );
+    for (const part of parts) await this.#uploadCodes(part, columns, source, encoding);
+    return { rows, columns, encoding, parts };
+  }
+
+  #scales(spec: WeightSpec, stored: StoredWeight): Float32Array {
+    const state = stored.state && parseState(this.#bytes(stored.state), spec, stored);
+    const bytes = this.#bytes(stored.scales);
+    if (!stored.nested || !state) return new Float32Array(bytes.buffer);
+    const { absmax, map } = stored.nested;
+    return unnest(
+      bytes,
+      new Float32Array(this.#bytes(absmax).buffer),
+      new Float32Array(this.#bytes(map).buffer),
+      state,
+    );
+  }
+
+  async #uploadCodes(part: MatrixPart, columns: number, source: CheckpointTensor, encoding: Quantized): Promise<void> {
+    const words = part.tensor.stride;
+    const perByte = encoding === "int8" ? 1 : 2;
+    for (const { first, count } of pieces(part.rows, Math.floor((PIECE_BYTES * perByte) / columns), 2)) {
+      const firstCode = (part.firstRow + first) * columns;
+      const begin = Math.floor(firstCode / perByte);
+      const bytes = new Uint8Array(Math.ceil((firstCode + count * columns) / perByte) - begin);
+      this.#reader.read(source.file, source.begin + begin, bytes);
+      const packed =
+        encoding === "int8"
+          ? padRows(bytes, count, columns, words * 4)
+          : repack4(bytes, firstCode % 2, count, columns, words, encoding);
+      this.#context.store.write(part.tensor, packed, first * part.tensor.rowBytes);
+      await this.#settle(packed.byteLength);
+    }
+  }
+
+  /** A small tensor, whole. */
+  #bytes({ file, begin, end }: CheckpointTensor): Uint8Array<ArrayBuffer> {
+    const bytes = new Uint8Array(end - begin);
+    this.#reader.read(file, begin, bytes);
+    return bytes;
+  }
+
   /** In bfloat16, split so that each part can be bound and, later, encoded by itself. */
   #create({ rows, columns }: WeightSpec, label: string, encoding: Encoding): Matrix {
-    const { store, maxBindingBytes } = this.#context;
-    const step = splitRows(columns, encoding);
-    const partRows = Math.max(1, Math.floor(maxBindingBytes / (strideOf(columns, "bf16") * 2 * step))) * step;
-    const parts: MatrixPart[] = [];
-    for (let firstRow = 0; firstRow < rows; firstRow += partRows) {
-      const count = Math.min(partRows, rows - firstRow);
-      parts.push({ firstRow, rows: count, tensor: store.create(`${label}[${firstRow}]`, count, columns, "bf16") });
-    }
+    const { store } = this.#context;
+    const parts = this.#partsOf(rows, strideOf(columns, "bf16") * 2, splitRows(columns, encoding)).map(
+      ({ firstRow, count }): MatrixPart => {
+        const tensor = store.create(`${label}[${firstRow}]`, count, columns, "bf16");
+        return { firstRow, rows: count, tensor };
+      },
+    );
     return { rows, columns, encoding: "bf16", parts };
+  }
+
+  /** Rows in parts that can be bound, each a multiple of `step` rows but for the last. */
+  #partsOf(rows: number, rowBytes: number, step: number): { firstRow: number; count: number }[] {
+    const most = Math.max(1, Math.floor(this.#context.maxBindingBytes / (rowBytes * step))) * step;
+    return Array.from({ length: Math.ceil(rows / most) }, (_, part) => ({
+      firstRow: part * most,
+      count: Math.min(most, rows - part * most),
+    }));
   }
 
   async #uploadRows({ columns, parts }: Matrix, source: CheckpointTensor): Promise<void> {
@@ -186,6 +261,25 @@ class Loader implements Disposable {
     this.#settled.catch(() => {}); // nobody waits for it where a read fails meanwhile
     await earlier;
   }
+}
+
+/** bitsandbytes' layouts 1 to 3 are of old GPUs, and it refuses them itself. */
+function checkLayout([layout]: Uint8Array, { name, file }: CheckpointTensor): void {
+  if (layout === 0) return;
+  const hint = "save the model again with a newer bitsandbytes";
+  throw new UserError(
+    "bad_model",
+    `${file.name}: tensor ${name} is ${layout}, and only row-major codes (0) are read`,
+    hint,
+  );
+}
+
+/** Rows of `columns` bytes, each filled up with zeros to `stride`. */
+function padRows(bytes: Uint8Array, rows: number, columns: number, stride: number): Uint8Array {
+  if (stride === columns) return bytes;
+  const padded = new Uint8Array(rows * stride);
+  for (let row = 0; row < rows; row++) padded.set(bytes.subarray(row * columns, (row + 1) * columns), row * stride);
+  return padded;
 }
 
 /** `count` rows, `most` at a time (but at least `least`). */

@@ -6,6 +6,7 @@ import { type Family, logitRowsFor, type ModelConfig, type StageOptions } from "
 import { cacheWords, type Encoding, type TemporarySpec, type WeightSpec } from "../nn/index.ts";
 import type { Checkpoint, CheckpointTensor } from "../safetensors/checkpoint.ts";
 import { codeWords, scaleCount } from "./quantize.ts";
+import { companionsOf, findStored, isStoredCodeBook, storedNames, type StoredWeight } from "./stored.ts";
 
 /** One parameter: where it comes from, and what it takes. The loader walks these very objects. */
 export interface PlannedWeight {
@@ -13,6 +14,8 @@ export interface PlannedWeight {
   /** Every parameter that reads this tensor: two where a head is tied to the embedding. */
   readonly specs: readonly WeightSpec[];
   readonly encoding: Encoding;
+  /** Where the checkpoint has it quantized already: its codes are taken as they are. */
+  readonly stored?: StoredWeight;
   readonly deviceBytes: number;
 }
 
@@ -31,6 +34,8 @@ export interface LoadPlan {
   readonly maxTokens: number;
   readonly weights: readonly PlannedWeight[];
   readonly buffers: readonly PlannedBuffer[];
+  /** Every tensor that is read. */
+  readonly sources: readonly CheckpointTensor[];
   /** Bytes that the files give up. */
   readonly readBytes: number;
   readonly weightBytes: number;
@@ -46,9 +51,12 @@ export const MAX_ROWS = 1024;
 /** A weight whose file has it transposed passes through the device in pieces of this size. */
 export const UPLOAD_BYTES = 8 * 2 ** 20;
 
+const withStored = (name: string): string[] => [name, ...storedNames(name)];
+
 /** The names of the tensors that the span needs, whichever prefix the checkpoint uses. */
 export function neededNames(family: Family, config: ModelConfig, options: StageOptions): Set<string> {
-  const names = family.specs(config, options).flatMap((module) => module.weights.flatMap((weight) => weight.names));
+  const specs = family.specs(config, options).flatMap((module) => module.weights);
+  const names = specs.flatMap((spec) => (spec.quantizable ? spec.names.flatMap(withStored) : spec.names));
   return new Set(family.prefixes.flatMap((prefix) => names.map((name) => prefix + name)));
 }
 
@@ -66,7 +74,8 @@ export function unexpectedNames(
     ...options,
     span: { start: 0, end: config.layers, total: config.layers },
   });
-  return [...checkpoint.tensors.keys()].filter((name) => !known.has(name) && !family.ignored.test(name));
+  const isKnown = (name: string) => known.has(name) || isStoredCodeBook(name) || family.ignored.test(name);
+  return [...checkpoint.tensors.keys()].filter((name) => !isKnown(name));
 }
 
 /**
@@ -80,14 +89,17 @@ export function planLoad(family: Family, config: ModelConfig, options: StageOpti
   const bySource = new Map<CheckpointTensor, WeightSpec[]>();
   for (const spec of modules.flatMap((module) => module.weights)) {
     const source = findTensor(spec, family, checkpoint, options);
-    checkTensor(spec, source);
     bySource.set(source, [...(bySource.get(source) ?? []), spec]);
   }
-  const weights = [...bySource].map(([source, specs]) => {
+  const weights = [...bySource].map(([source, specs]): PlannedWeight => {
+    const [spec] = specs as [WeightSpec, ...WeightSpec[]];
+    const stored = findStored(spec, source, checkpoint);
+    if (!stored) for (const each of specs) checkTensor(each, source);
     // A tied matrix is also the embedding, which stays as it is.
-    const encoding = specs.every((spec) => spec.quantizable) ? options.encoding : "bf16";
-    return { source, specs, encoding, deviceBytes: weightBytes(specs[0]!, encoding) };
+    const encoding = stored?.encoding ?? (specs.every(({ quantizable }) => quantizable) ? options.encoding : "bf16");
+    return { source, specs, encoding, stored, deviceBytes: weightBytes(spec, encoding) };
   });
+  const sources = weights.flatMap(({ source, stored }) => [source, ...(stored ? companionsOf(stored) : [])]);
   const buffers = planBuffers(
     modules.flatMap((module) => module.temporaries),
     config,
@@ -101,7 +113,8 @@ export function planLoad(family: Family, config: ModelConfig, options: StageOpti
     maxTokens,
     weights,
     buffers,
-    readBytes: sum(weights.map(({ source }) => source.end - source.begin)),
+    sources,
+    readBytes: sum(sources.map(({ begin, end }) => end - begin)),
     weightBytes: totalWeights,
     bufferBytes: totalBuffers,
     deviceBytes: totalWeights + totalBuffers,
@@ -136,6 +149,13 @@ function findTensor(
 }
 
 function checkTensor(spec: WeightSpec, { name, file, shape, dtype }: CheckpointTensor): void {
+  if (dtype !== "F32" && dtype !== "F16" && dtype !== "BF16") {
+    throw new UserError(
+      "unsupported_model",
+      `${file.name}: tensor ${name} is ${dtype}, and meshnet reads F32, F16, BF16 and what bitsandbytes makes of them`,
+      "use a checkpoint in one of these types",
+    );
+  }
   const { kind, rows, columns } = spec;
   const expected = kind === "vector" ? [columns] : spec.storedTransposed ? [columns, rows] : [rows, columns];
   if (shape.length !== expected.length || shape.some((size, i) => size !== expected[i])) {
@@ -143,13 +163,6 @@ function checkTensor(spec: WeightSpec, { name, file, shape, dtype }: CheckpointT
       "bad_model",
       `${file.name}: tensor ${name} has the shape [${shape.join(", ")}], and config.json says [${expected.join(", ")}]`,
       "use the config.json that belongs to these files",
-    );
-  }
-  if (dtype !== "F32" && dtype !== "F16" && dtype !== "BF16") {
-    throw new UserError(
-      "unsupported_model",
-      `${file.name}: tensor ${name} is ${dtype}, and meshnet reads F32, F16 and BF16`,
-      "use a checkpoint in one of these types",
     );
   }
 }

@@ -13,10 +13,10 @@ export interface QuantizeContext {
   readonly pipelines: PipelineCache;
 }
 
-type Quantized = Exclude<Encoding, "bf16">;
+export type Quantized = Exclude<Encoding, "bf16">;
 
 /** Neighbours of the matrix laid out row after row that share an absmax. */
-const NF4_BLOCK = 64;
+export const NF4_BLOCK = 64;
 /** What bitsandbytes divides by at least, float32. */
 const SMALLEST_ABSMAX = Math.fround(1e-38);
 /** The largest float16, through which bitsandbytes takes a weight on its way to INT8. */
@@ -24,15 +24,15 @@ const LARGEST_F16 = 65504;
 
 /** 32-bit words of a row's codes. */
 export const codeWords = (columns: number, encoding: Quantized): number =>
-  strideOf(columns, "bf16") / { nf4: 8, int8: 4 }[encoding];
+  strideOf(columns, "bf16") / { nf4: 8, fp4: 8, int8: 4 }[encoding];
 
 /** absmax of each block, or SCB of each row. */
 export const scaleCount = (rows: number, columns: number, encoding: Quantized): number =>
-  encoding === "nf4" ? ceilDiv(rows * columns, NF4_BLOCK) : rows;
+  encoding === "int8" ? rows : ceilDiv(rows * columns, NF4_BLOCK);
 
 /** A matrix may only be split where a block begins: at a multiple of this many rows. */
 export function splitRows(columns: number, encoding: Encoding): number {
-  if (encoding !== "nf4") return 1;
+  if (encoding === "bf16" || encoding === "int8") return 1;
   let rows = 1;
   while ((rows * columns) % NF4_BLOCK !== 0) rows *= 2;
   return rows;
@@ -101,7 +101,10 @@ async function quantizePart(
       commands.dispatch(pipeline, { x, scale, codes }, { rows }, dims);
       commands.flush();
       store.destroy(scale);
+      break;
     }
+    case "fp4":
+      throw new Error("FP4 is read where a checkpoint has it, and never made");
   }
   commands.flush();
   return { firstRow, rows, tensor: codes, scales };

@@ -46,6 +46,10 @@ const CONSTANTS: Record<string, Record<string, number>> = {
     ROUND: 1,
     BLOCKS: 24,
   }),
+  gemm_codes: { WEIGHT_STRIDE: 768, STRIDE_OUT: 2304, HAS_BIAS: 1 },
+  gemv_codes: { WEIGHT_STRIDE: 768, STRIDE_OUT: 2304, HAS_BIAS: 1, OUTPUTS: 4 },
+  outlier_columns: { STRIDE: 768 },
+  quantize_rows: { STRIDE: 768, WORKGROUP: 64 },
   kv_write: { STRIDE: 2304, KV_HEADS: 12, HEAD_DIM: 63, KEYS_AT: 768, VALUES_AT: 1536, WORKGROUP: 64 },
   layer_norm: { COLUMNS: 768, STRIDE: 768, EPS: 1e-5, WORKGROUP: 128 },
   quantize_int8: { X_STRIDE: 768, WORKGROUP: 64 },
@@ -56,7 +60,7 @@ const CONSTANTS: Record<string, Record<string, number>> = {
 };
 
 function inEachEncoding(name: string, constants: Record<string, number>): typeof CONSTANTS {
-  return Object.fromEntries(["bf16", "int8", "nf4"].map((encoding) => [`${name}_${encoding}`, constants]));
+  return Object.fromEntries(["bf16", "int8", "nf4", "fp4"].map((encoding) => [`${name}_${encoding}`, constants]));
 }
 
 describe("a kernel's twin says what its shader says:", () => {
@@ -125,7 +129,7 @@ describe("a shader file", () => {
       const { name } = KERNEL_FILES.find(({ text }) => twin.source.endsWith(text))!;
       const [, , bindings = "", overrides = ""] = rowOf(basename(name, ".wgsl"));
       const params = Object.keys(twin.params);
-      const isEncoded = /^(gemm|gemv|dequantize)_(int8|nf4)$/.test(twin.name); // the table of libraries says what those need besides
+      const isEncoded = /^(gemm|gemv|dequantize)_(int8|nf4|fp4)$/.test(twin.name); // the table of libraries says what those need besides
       const own = (names: string[]) => names.filter((name) => !isEncoded || (name !== "scales" && name !== "COLUMNS"));
       const tensors = own(Object.keys(twin.bindings)).map((tensor) =>
         twin.bindings[tensor] === "read" ? tensor : `**${tensor}**`,
@@ -167,6 +171,11 @@ describe("a number that host and shader share is the same in both:", () => {
     const { workgroups } = kernels.gemm.bf16;
     expect(workgroups({ rows: tile, outputs: 2 * tile + 1 })).toEqual([3, 1, 1]);
     expect(workgroups({ rows: tile + 1, outputs: 1 })).toEqual([1, 2, 1]);
+  });
+
+  test("the tile of gemm_codes, and the columns of a word of outliers", () => {
+    expect(constantOf("gemm_codes.wgsl", "TILE")).toBe(constantOf("gemm.wgsl", "TILE"));
+    expect(constantOf("outlier_columns.wgsl", "COLUMNS")).toBe(kernels.OUTLIER_COLUMNS);
   });
 
   test("the answer for a row without a best token", () => {

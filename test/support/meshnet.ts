@@ -35,7 +35,7 @@ export class NodeProcess implements AsyncDisposable {
   log = "";
 
   constructor(flags: string[], options: RunOptions = {}) {
-    this.#child = spawn(["node", "--port", "0", ...flags], options);
+    this.#child = spawn(["node", ...(flags.includes("--port") ? [] : ["--port", "0"]), ...flags], options);
     this.#url.promise.catch(() => {});
     void this.#follow();
   }
