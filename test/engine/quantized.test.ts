@@ -2,7 +2,7 @@ import { describe, expect, test } from "bun:test";
 import type { GpuStage } from "../../src/engine/stage.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { FIXTURES, Oracle, rmsDistance, TINY, variant } from "../support/oracle.ts";
-import { bits, floats, idsInput, openFixture } from "../support/stages.ts";
+import { bits, floats, idsInput, openFixture, planFixture } from "../support/stages.ts";
 
 const MODELS = [
   ["gpt2-tiny", TINY],
@@ -83,6 +83,19 @@ describeOnDevices("a quantized stage", ({ open, name: deviceName }) => {
     60_000,
   );
 
+  test("takes the memory that its plan says", async () => {
+    const device = await open();
+    const plain = await openFixture(device, TINY);
+    await plain.forward(idsInput([1]), "token"); // the buffer for reading back is made when it is first used
+    for (const encoding of ENCODINGS) {
+      const stage = await openFixture(device, TINY, { encoding });
+      const saved = plain.allocatedBytes - stage.allocatedBytes;
+      expect(saved).toBe(planFixture(TINY).plan.deviceBytes - planFixture(TINY, { encoding }).plan.deviceBytes);
+      stage.destroy();
+    }
+    plain.destroy();
+  }, 60_000);
+
   test("of one encoding forms a chain with one of another", async () => {
     const device = await open();
     const ids = new Oracle(TINY).ints("short.input_ids");
@@ -108,3 +121,12 @@ function expectWithinNoise(oracle: Oracle, values: Float32Array, prompt: string,
   const verdict = { prompt, what, nearFp32: toFp32 <= 1.5 * noise, nearBf16: toBf16 <= 2 * noise };
   expect({ ...verdict, toFp32, toBf16, noise }).toMatchObject({ nearFp32: true, nearBf16: true });
 }
+
+test("an NF4 weight takes half a byte and its share of an absmax, an INT8 weight a byte and its share of an SCB", () => {
+  const bytesOf = (encoding: "nf4" | "int8") => {
+    const { plan } = planFixture(TINY, { encoding });
+    return plan.weights.find(({ source }) => source.name === "h.0.mlp.c_fc.weight")!.deviceBytes / (384 * 96);
+  };
+  expect(bytesOf("nf4")).toBe(0.5 + 4 / 64);
+  expect(bytesOf("int8")).toBe(1 + 4 / 96);
+});

@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { run, type RunOptions, startChain } from "../support/meshnet.ts";
+import { NodeProcess, run, type RunOptions, startChain } from "../support/meshnet.ts";
 import { Oracle, TINY } from "../support/oracle.ts";
 
 const { greedy } = JSON.parse(readFileSync(join(TINY, "oracle.json"), "utf8"));
@@ -81,4 +81,31 @@ test("a completion ends where the model says so", async () => {
   await using chain = await startChain(TINY, [4]);
   const { stdout } = await run(["generate", greedy.prompts.stops, "--head", chain.head]);
   expect(stdout).toBe(`${greedy.prompts.stops}${greedy.continuations["stops.fp32"].replace("<|endoftext|>", "")}\n`);
+}, 120_000);
+
+test("nodes of different encodings form a chain, and each says its own", async () => {
+  await using tail = new NodeProcess([
+    "--model-id",
+    TINY,
+    "--shard-start",
+    "2",
+    "--quantization",
+    "int8",
+    "--int8-activations",
+  ]);
+  await using head = new NodeProcess([
+    "--model-id",
+    TINY,
+    "--shard-end",
+    "2",
+    "--quantization",
+    "nf4",
+    "--next",
+    await tail.url,
+  ]);
+  const url = await head.ready();
+  const { code, stdout } = await complete(url, 24);
+  expect({ code, isBeginning: TEXT.startsWith(stdout.trimEnd()) }).toEqual({ code: 0, isBeginning: true });
+  const said = await Promise.all([url, await tail.url].map(async (node) => (await fetch(`${node}info`)).json()));
+  expect(said).toMatchObject([{ quantization: "nf4" }, { quantization: "int8" }]);
 }, 120_000);

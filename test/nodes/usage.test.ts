@@ -2,7 +2,7 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { cpSync, mkdirSync, readFileSync, rmSync, symlinkSync, truncateSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { NodeProcess, run } from "../support/meshnet.ts";
-import { TINY, variant } from "../support/oracle.ts";
+import { FIXTURES, TINY, variant } from "../support/oracle.ts";
 import { temporaryFolder } from "../support/safetensors.ts";
 
 const folder = temporaryFolder();
@@ -71,6 +71,16 @@ describe("wrong usage exits with 2 and says what would be right:", () => {
     ["a next node with a password", node("--shard-end", "2", "--next", "http://u:secret@h"), /has a password in it/],
     ["a host with a scheme", node("--allow-host", "http://x"), /--allow-host http:\/\/x is no host name/],
     ["an origin that is none", node("--allow-origin", "*"), /--allow-origin \* is no origin/],
+    [
+      "INT8 activations without INT8 weights",
+      node("--int8-activations"),
+      /--int8-activations are for int8 weights, and these are bfloat16/,
+    ],
+    [
+      "another encoding than the checkpoint's own",
+      ["node", "--model-id", join(FIXTURES, "bnb/checkpoints/nf4"), "--quantization", "int8"],
+      /--quantization int8.*quantized already, as nf4/,
+    ],
     ["an encoding that there is not", node("--quantization", "fp8"), /quantization.*fp8/],
     ["a log level that there is not", node("--log-level", "loud"), /log-level/],
     ["an unknown command", ["nodes"], /unknown command nodes[^]*did you mean node\?/],
@@ -119,6 +129,11 @@ describe("a model that cannot be used exits with 1 and says which file and why:"
     ],
     ["a config.json of another size", broken("size", setConfig("n_embd", 128)), /\[1024, 96\].*\[1024, 128\]/],
     ["a config.json with a string for a number", broken("kind", setConfig("n_layer", "four")), /"n_layer" is "four"/],
+    [
+      "a quantization that is not bitsandbytes'",
+      broken("gptq", setConfig("quantization_config", { quant_method: "gptq" })),
+      /quant_method "gptq"/,
+    ],
     ["more layers than any model", broken("deep", setConfig("n_layer", 1_000_000)), /"n_layer" is 1000000/],
     [
       "an epsilon that cannot be",

@@ -17,15 +17,21 @@ export interface StageRange {
   encoding?: Encoding;
 }
 
-/** A span of a fixture on a device, by the same steps as `meshnet node`. */
-export async function openFixture(device: Device, directory: string, range: StageRange = {}): Promise<GpuStage> {
+/** What `meshnet node` decides for a span of a fixture before there is a device. */
+export function planFixture(directory: string, range: StageRange = {}) {
   const { family, config } = readModel(JSON.parse(readFileSync(join(directory, "config.json"), "utf8")));
   const span = { start: range.start ?? 0, end: range.end ?? config.layers, total: config.layers };
   const maxContext = range.maxContext ?? Math.min(config.maxPositions, 256);
   const options = { span, maxContext, encoding: range.encoding ?? "bf16" };
   const names = neededNames(family, config, options);
   const plan = planLoad(family, config, options, openCheckpoint(directory, { needs: (name) => names.has(name) }));
-  return openStage({ device, family, config, plan, eosTokenIds: [], maxBindingBytes: range.maxBindingBytes });
+  return { family, config, plan };
+}
+
+/** A span of a fixture on a device. */
+export async function openFixture(device: Device, directory: string, range: StageRange = {}): Promise<GpuStage> {
+  const { maxBindingBytes } = range;
+  return openStage({ device, ...planFixture(directory, range), eosTokenIds: [], maxBindingBytes });
 }
 
 export const idsInput = (...rows: ArrayLike<number>[]): StageInput => ({
