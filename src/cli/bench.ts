@@ -3,18 +3,15 @@ import { join } from "node:path";
 import type { ArgsDef } from "citty";
 import { formatBytes } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
+import { benchKernels } from "../server/bench-kernels.ts";
 import { benchLoad, type LoadBenchmark, type Way } from "../server/bench-load.ts";
+import { describeKernels, shapesOf } from "./bench-kernels.ts";
 import { defineCommand } from "./command.ts";
 import { logFlags, loggerOf, wholeNumber } from "./flags.ts";
 
 const flags = {
-  what: { type: "positional", required: true, description: "What is measured: load" },
-  "model-id": {
-    type: "string",
-    required: true,
-    valueHint: "DIR",
-    description: "A directory that holds a model",
-  },
+  what: { type: "positional", required: true, description: "What is measured: load or kernels" },
+  "model-id": { type: "string", valueHint: "DIR", description: "load: a directory that holds a model" },
   device: {
     type: "string",
     default: "auto",
@@ -22,25 +19,44 @@ const flags = {
     description: "The adapter: any, a software one, or a part of its name",
   },
   runs: { type: "string", default: "7", valueHint: "N", description: "How often each way is timed" },
+  shapes: {
+    type: "string",
+    valueHint: "OUTxIN,…",
+    description: "kernels: the shapes of the weights (default: GPT-2's)",
+  },
+  json: { type: "boolean", default: false, description: "kernels: print the result as JSON" },
   ...logFlags,
 } satisfies ArgsDef;
 
-/** `meshnet bench load`: how fast weights come onto the device, against the least that it could take. */
+/**
+ * `meshnet bench load`: how fast weights come onto the device, against the least that it could take.
+ * `meshnet bench kernels`: how fast they are multiplied there, in each encoding.
+ */
 export const bench = defineCommand({
   name: "bench",
   description: "Measure a part of meshnet on this machine",
   args: flags,
-  examples: ["meshnet bench load --model-id ./gpt2", "meshnet bench load --model-id ./gpt2 --device cpu --runs 20"],
+  examples: ["meshnet bench load --model-id ./gpt2", "meshnet bench kernels --device cpu --shapes 768x768"],
   async run(args) {
-    if (args.what !== "load")
-      throw new UserError("bad_usage", `unknown benchmark ${args.what}`, "known is: meshnet bench load");
+    const runs = wholeNumber("runs", args.runs, 1, 1000)!;
+    const surroundings = { log: loggerOf(args), env: process.env };
+    if (args.what === "kernels") {
+      const options = { device: args.device, shapes: shapesOf(args.shapes), runs };
+      const measured = await benchKernels(options, surroundings);
+      console.log(args.json ? JSON.stringify({ runs, ...measured }, undefined, 2) : describeKernels(measured, runs));
+      return 0;
+    }
+    if (args.what !== "load") {
+      const hint = "known are: meshnet bench load and meshnet bench kernels";
+      throw new UserError("bad_usage", `unknown benchmark ${args.what}`, hint);
+    }
     const directory = args["model-id"];
+    if (directory === undefined)
+      throw new UserError("bad_usage", "meshnet bench load needs --model-id", "give a directory that holds a model");
     if (!existsSync(join(directory, "config.json"))) {
       const hint = "loading is measured from files that are whole and on this machine: give their directory";
       throw new UserError("bad_usage", `--model-id ${directory} is not a directory with a config.json`, hint);
     }
-    const runs = wholeNumber("runs", args.runs, 1, 1000)!;
-    const surroundings = { log: loggerOf(args), env: process.env };
     const measured = await benchLoad({ directory, device: args.device, runs }, surroundings);
     console.log(describe(directory, runs, measured));
     return 0;

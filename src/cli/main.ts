@@ -10,6 +10,7 @@ const COMMANDS: Record<string, () => Promise<Command>> = {
   generate: async () => (await import("./generate.ts")).generate,
   cache: async () => (await import("./cache.ts")).cache,
   bench: async () => (await import("./bench.ts")).bench,
+  verify: async () => (await import("./verify.ts")).verifyCommand,
 };
 
 /** A bug: the stack is printed with it (EX_SOFTWARE of sysexits). */
