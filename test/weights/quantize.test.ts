@@ -5,7 +5,8 @@ import { Commands } from "../../src/gpu/commands.ts";
 import type { Device } from "../../src/gpu/device.ts";
 import { PipelineCache } from "../../src/gpu/kernel.ts";
 import { strideOf, TensorStore } from "../../src/gpu/tensor.ts";
-import { convertToBf16, type FloatDtype } from "../../src/quant/bf16.ts";
+import { dequantize, WORKGROUP } from "../../src/kernels/index.ts";
+import { bf16ArrayToF32, convertToBf16, type FloatDtype } from "../../src/quant/bf16.ts";
 import { readHeader } from "../../src/safetensors/header.ts";
 import { quantizeMatrix, splitRows } from "../../src/weights/quantize.ts";
 import { describeOnDevices } from "../support/device.ts";
@@ -73,7 +74,17 @@ describeOnDevices("what bitsandbytes makes of a weight", ({ open }) => {
 
     const codes: number[] = [];
     const scales: number[] = [];
+    const weights: number[] = [];
+    const constants = { WEIGHT_STRIDE: stride, COLUMNS: columns, WORKGROUP };
+    const pipeline = await PipelineCache.of(device).compile(dequantize[encoding], constants);
     for (const part of matrix.parts) {
+      const y = store.create("weights", part.rows, columns, "f32");
+      const bindings = { weight: part.tensor, scales: part.scales!, y };
+      commands.dispatch(pipeline, bindings, { rows: part.rows }, { rows: part.rows, columns: stride });
+      const multiplied = new Float32Array((await commands.read(y)).buffer);
+      for (let row = 0; row < part.rows; row++)
+        weights.push(...multiplied.subarray(row * stride, row * stride + columns));
+      store.destroy(y);
       const words = await commands.read(part.tensor, part.rows * part.tensor.rowBytes);
       const perByte = encoding === "nf4" ? 2 : 1;
       for (let row = 0; row < part.rows; row++) {
@@ -88,7 +99,7 @@ describeOnDevices("what bitsandbytes makes of a weight", ({ open }) => {
       store.destroy(part.tensor);
       store.destroy(part.scales!);
     }
-    return { codes, scales };
+    return { codes, scales, weights };
   }
 
   describe("its NF4 codes and absmax, byte for byte:", () => {
@@ -96,9 +107,10 @@ describeOnDevices("what bitsandbytes makes of a weight", ({ open }) => {
       "$weight, $rows × $columns",
       async (weight) => {
         const expected = [...bytes(`${weight.weight}.cast.nf4.codes`)].flatMap((byte) => [byte >> 4, byte & 15]);
-        const { codes, scales } = await quantize(weight, "nf4");
+        const { codes, scales, weights } = await quantize(weight, "nf4");
         expect(codes).toEqual(expected.slice(0, codes.length));
         expect(scales).toEqual([...floats(`${weight.weight}.cast.nf4.absmax`)]);
+        expectSameWeights(weights, `${weight.weight}.cast.nf4.dequantized`);
       },
     );
   });
@@ -109,9 +121,10 @@ describeOnDevices("what bitsandbytes makes of a weight", ({ open }) => {
     test.each(WEIGHTS.filter((weight) => has(weight, "int8") && inRange(weight)))(
       "$weight, $rows × $columns",
       async (weight) => {
-        const { codes, scales } = await quantize(weight, "int8");
+        const { codes, scales, weights } = await quantize(weight, "int8");
         expect(codes).toEqual([...new Int8Array(bytes(`${weight.weight}.cast.int8.codes`).buffer)]);
         expect(scales).toEqual([...floats(`${weight.weight}.cast.int8.scb`)]);
+        expectSameWeights(weights, `${weight.weight}.cast.int8.dequantized_bf16`);
       },
     );
   });
@@ -135,3 +148,9 @@ describeOnDevices("what bitsandbytes makes of a weight", ({ open }) => {
     expect(quantize(weight, encoding)).rejects.toThrow(says);
   });
 });
+
+/** The weights that kernels multiply by are bitsandbytes' own. A device may take subnormal ones for zero, and -0 for 0. */
+function expectSameWeights(weights: readonly number[], name: string): void {
+  const flushed = (value: number) => (Math.abs(value) < 2 ** -126 ? 0 : value);
+  expect(weights.map(flushed)).toEqual(Array.from(bf16ArrayToF32(new Uint16Array(bytes(name).buffer)), flushed));
+}
