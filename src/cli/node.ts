@@ -2,14 +2,8 @@ import type { ArgsDef } from "citty";
 import { formatBytes } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
 import { formatSpan } from "../base/span.ts";
-import {
-  type NodeConfig,
-  type NodePlan,
-  planNode,
-  type Quantization,
-  QUANTIZATIONS,
-  startNode,
-} from "../server/node.ts";
+import { startNode } from "../server/node.ts";
+import { type NodeConfig, type NodePlan, planNode, type Quantization, QUANTIZATIONS } from "../server/plan-node.ts";
 import { defineCommand } from "./command.ts";
 import { logFlags, loggerOf, wholeNumber, wordList } from "./flags.ts";
 import { megabytes, showDownload, StatusLine } from "./progress.ts";

@@ -8,7 +8,7 @@ import {
   timeKernels,
 } from "../engine/bench-kernels.ts";
 import { openDevice } from "../gpu/device.ts";
-import type { Surroundings } from "./node.ts";
+import type { Surroundings } from "./plan-node.ts";
 
 export { COPIES_BYTES, ROUND_SECONDS };
 export type { BenchShape, KernelTiming };

@@ -6,7 +6,7 @@ import { TensorStore } from "../gpu/tensor.ts";
 import { RangeReader } from "../safetensors/range-reader.ts";
 import { loadWeights } from "../weights/load.ts";
 import type { LoadPlan } from "../weights/plan.ts";
-import { planNode, type Surroundings } from "./node.ts";
+import { planNode, type Surroundings } from "./plan-node.ts";
 
 export interface LoadBenchmark {
   readonly device: string;

@@ -13,7 +13,7 @@ import { loadTokenizer, type Tokenizer } from "../tokenizer/tokenizer.ts";
 import type { LoadPlan, PlannedWeight } from "../weights/plan.ts";
 import { fetchWeights } from "./fetch.ts";
 import { LogitComparison, type LogitQuality, outsideBounds, type QualityBounds } from "./logit-quality.ts";
-import { type NodeConfig, type NodePlan, planNode, type Surroundings } from "./node.ts";
+import { type NodeConfig, type NodePlan, planNode, type Surroundings } from "./plan-node.ts";
 import { VERIFY_TEXT } from "./verify-text.ts";
 
 export type { JudgedQuality, LogitQuality, QualityBounds } from "./logit-quality.ts";
