@@ -27,6 +27,17 @@ export const wordList = (text: string | undefined): string[] =>
     .map((word) => word.trim())
     .filter(Boolean);
 
+/** Where a model comes from, besides `--model-id`. */
+export const hubFlags = {
+  revision: { type: "string", valueHint: "R", description: "A branch, tag or commit on the Hub (default: main)" },
+  "cache-dir": {
+    type: "string",
+    valueHint: "DIR",
+    description: "Where models are kept (default: Hugging Face's cache)",
+  },
+  offline: { type: "boolean", default: false, description: "Use only what is on this machine already" },
+} satisfies ArgsDef;
+
 export const logFlags = {
   "log-level": {
     type: "enum",

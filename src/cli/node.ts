@@ -5,7 +5,7 @@ import { formatSpan } from "../base/span.ts";
 import { startNode } from "../server/node.ts";
 import { type NodeConfig, type NodePlan, planNode, type Quantization, QUANTIZATIONS } from "../server/plan-node.ts";
 import { defineCommand } from "./command.ts";
-import { logFlags, loggerOf, wholeNumber, wordList } from "./flags.ts";
+import { hubFlags, logFlags, loggerOf, wholeNumber, wordList } from "./flags.ts";
 import { megabytes, showDownload, StatusLine } from "./progress.ts";
 
 const flags = {
@@ -56,13 +56,7 @@ const flags = {
     valueHint: "T",
     description: "The longest sequence, in tokens (default: the model's own)",
   },
-  revision: { type: "string", valueHint: "R", description: "A branch, tag or commit on the Hub (default: main)" },
-  "cache-dir": {
-    type: "string",
-    valueHint: "DIR",
-    description: "Where models are kept (default: Hugging Face's cache)",
-  },
-  offline: { type: "boolean", default: false, description: "Use only what is on this machine already" },
+  ...hubFlags,
   "whole-files": {
     type: "boolean",
     default: false,

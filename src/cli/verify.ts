@@ -2,7 +2,7 @@ import type { ArgsDef } from "citty";
 import { UserError } from "../base/errors.ts";
 import { type Compared, type EncodingReport, type JudgedQuality, type Verification, verify } from "../server/verify.ts";
 import { defineCommand } from "./command.ts";
-import { logFlags, loggerOf, wholeNumber, wordList } from "./flags.ts";
+import { hubFlags, logFlags, loggerOf, wholeNumber, wordList } from "./flags.ts";
 import { showDownload } from "./progress.ts";
 
 const COMPARED = ["int8", "nf4"] as const;
@@ -37,13 +37,7 @@ const flags = {
     valueHint: "T",
     description: "The longest sequence, in tokens (default: 256, or what the model has)",
   },
-  revision: { type: "string", valueHint: "R", description: "A branch, tag or commit on the Hub (default: main)" },
-  "cache-dir": {
-    type: "string",
-    valueHint: "DIR",
-    description: "Where models are kept (default: Hugging Face's cache)",
-  },
-  offline: { type: "boolean", default: false, description: "Use only what is on this machine already" },
+  ...hubFlags,
   json: { type: "boolean", default: false, description: "Print the result as JSON (docs/verify.md)" },
   ...logFlags,
 } satisfies ArgsDef;
