@@ -1,93 +1,15 @@
-import { formatBytes, sum } from "../base/bytes.ts";
+import { sum } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
 import { formatSpan } from "../base/span.ts";
-import { Commands } from "../gpu/commands.ts";
-import type { Device } from "../gpu/device.ts";
-import { PipelineCache } from "../gpu/kernel.ts";
-import { strideOf, type Tensor, TensorStore } from "../gpu/tensor.ts";
-import { argmax, gatherRows, NOT_A_TOKEN, packBf16, unpackBf16, WORKGROUP } from "../kernels/index.ts";
-import type { Family, Model, ModelConfig } from "../models/index.ts";
+import type { Commands } from "../gpu/commands.ts";
+import type { Tensor, TensorStore } from "../gpu/tensor.ts";
+import { NOT_A_TOKEN } from "../kernels/index.ts";
+import type { Model } from "../models/index.ts";
 import type { Activations, Pass } from "../nn/index.ts";
-import { loadWeights } from "../weights/load.ts";
-import { type LoadPlan, MAX_ROWS } from "../weights/plan.ts";
+import { MAX_ROWS } from "../weights/plan.ts";
+import type { EdgePipelines, StageSource } from "./open-stage.ts";
 import { tablesOf } from "./tables.ts";
 import type { Row, Stage, StageInfo, StageInput, StageOutput, Want } from "./types.ts";
-
-export interface StageSource {
-  readonly device: Device;
-  readonly family: Family;
-  readonly config: ModelConfig;
-  readonly plan: LoadPlan;
-  readonly eosTokenIds: readonly number[];
-  /** Splits weights as if the device bound no more than this. */
-  readonly maxBindingBytes?: number;
-  readonly onProgress?: (readBytes: number, totalBytes: number) => void;
-}
-
-/**
- * Puts a span on the device as its plan says.
- * @throws UserError `does_not_fit` when the device refuses the memory, `bad_model` when a file changed meanwhile.
- */
-export async function openStage(source: StageSource): Promise<GpuStage> {
-  const { device, plan } = source;
-  checkBindings(plan, device.maxBindingBytes);
-  const store = new TensorStore(device);
-  const commands = new Commands(device);
-  device.gpu.pushErrorScope("out-of-memory");
-  const [loaded] = await Promise.allSettled([load(source, store, commands)]);
-  const refused = await device.gpu.popErrorScope();
-  if (loaded.status === "fulfilled" && !refused) return loaded.value;
-
-  store.destroyAll();
-  commands.destroy();
-  await device.reclaim();
-  if (!refused) throw (loaded as PromiseRejectedResult).reason;
-  throw new UserError(
-    "does_not_fit",
-    `layers ${formatSpan(plan.options.span)} need ${formatBytes(plan.deviceBytes)}, and ${device.info.name} refused: ${refused.message}`,
-    "take fewer layers (--shard-end) or a shorter context (--max-context)",
-  );
-}
-
-async function load(source: StageSource, store: TensorStore, commands: Commands): Promise<GpuStage> {
-  const { device, plan, family, config } = source;
-  const pipelines = PipelineCache.of(device);
-  const buffers = new Map(plan.buffers.map((b) => [b.label, store.create(b.label, b.rows, b.columns, b.type)]));
-  const upload = buffers.get("upload")!;
-  const maxBindingBytes = source.maxBindingBytes ?? device.maxBindingBytes;
-  const weights = await loadWeights(plan, { ...source, store, commands, pipelines, upload, maxBindingBytes });
-  const model = await family.build(config, plan.options, {
-    device,
-    pipelines,
-    weights,
-    nothing: buffers.get("nothing")!,
-  });
-  return new GpuStage(source, model, await edgePipelines(pipelines, config), store, commands, buffers);
-}
-
-/** Weights are split where they must be; activations are not. */
-function checkBindings({ buffers, options }: LoadPlan, maxBindingBytes: number): void {
-  const tooLarge = buffers.find(({ deviceBytes }) => deviceBytes > maxBindingBytes);
-  if (!tooLarge) return;
-  throw new UserError(
-    "does_not_fit",
-    `a context of ${options.maxContext} tokens needs ${formatBytes(tooLarge.deviceBytes)} in one piece (${tooLarge.label}), and this device binds at most ${formatBytes(maxBindingBytes)}`,
-    "take a shorter context (--max-context)",
-  );
-}
-
-/** How activations enter and leave the device. */
-async function edgePipelines(pipelines: PipelineCache, { hiddenSize, vocabSize }: ModelConfig) {
-  const hidden = { COLUMNS: hiddenSize, STRIDE: strideOf(hiddenSize, "f32"), WORKGROUP };
-  const logits = { COLUMNS: vocabSize, STRIDE: strideOf(vocabSize, "f32"), WORKGROUP };
-  return {
-    unpackHidden: await pipelines.compile(unpackBf16, hidden),
-    packHidden: await pipelines.compile(packBf16, hidden),
-    packLogits: await pipelines.compile(packBf16, logits),
-    argmax: await pipelines.compile(argmax, { ...logits, WORKGROUP: 128 }),
-    gather: await pipelines.compile(gatherRows, { STRIDE: hidden.STRIDE, WORKGROUP }),
-  };
-}
 
 /** Enough rows for the kernels that take many. */
 const PREFILL_WARM_UP_TOKENS = 16;
@@ -99,7 +21,7 @@ export class GpuStage implements Stage {
   constructor(
     private readonly source: StageSource,
     private readonly model: Model,
-    private readonly edges: Awaited<ReturnType<typeof edgePipelines>>,
+    private readonly edges: EdgePipelines,
     private readonly store: TensorStore,
     private readonly commands: Commands,
     private readonly buffers: ReadonlyMap<string, Tensor>,

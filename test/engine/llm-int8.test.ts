@@ -1,7 +1,8 @@
 import { describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { type GpuStage, openStage } from "../../src/engine/stage.ts";
+import { openStage } from "../../src/engine/open-stage.ts";
+import type { GpuStage } from "../../src/engine/stage.ts";
 import type { StageInput } from "../../src/engine/types.ts";
 import type { Device } from "../../src/gpu/device.ts";
 import { readModel } from "../../src/models/index.ts";

@@ -4,7 +4,7 @@ import { readFileSync, rmSync, truncateSync } from "node:fs";
 import { join } from "node:path";
 import { UserError } from "../../src/base/errors.ts";
 import { silentLogger } from "../../src/base/log.ts";
-import { openStage } from "../../src/engine/stage.ts";
+import { openStage } from "../../src/engine/open-stage.ts";
 import { openDevice } from "../../src/gpu/device.ts";
 import { readModel } from "../../src/models/index.ts";
 import { openCheckpoint } from "../../src/safetensors/checkpoint.ts";

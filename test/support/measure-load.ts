@@ -2,7 +2,7 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { silentLogger } from "../../src/base/log.ts";
-import { openStage } from "../../src/engine/stage.ts";
+import { openStage } from "../../src/engine/open-stage.ts";
 import { openDevice } from "../../src/gpu/device.ts";
 import { readModel } from "../../src/models/index.ts";
 import { openCheckpoint } from "../../src/safetensors/checkpoint.ts";

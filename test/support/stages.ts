@@ -1,6 +1,7 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { type GpuStage, openStage } from "../../src/engine/stage.ts";
+import { openStage } from "../../src/engine/open-stage.ts";
+import type { GpuStage } from "../../src/engine/stage.ts";
 import type { StageInput, Want } from "../../src/engine/types.ts";
 import type { Device } from "../../src/gpu/device.ts";
 import type { Encoding } from "../../src/nn/index.ts";
