@@ -86,13 +86,17 @@ const SMALL_FILES = [
   "chat_template.jinja",
 ];
 
+/** More than one way to write a conversation, each in a file named by what it is for. */
+const CHAT_TEMPLATE = /^additional_chat_templates\/\w[\w.-]*\.jinja$/;
+
 export const SINGLE_FILE = "model.safetensors";
 export const INDEX_FILE = "model.safetensors.index.json";
 
 /** Those of the small files that this model has: to be fetched before anything can be said about its weights. */
 export function smallFiles({ files }: Snapshot): string[] {
   const has = (name: string) => files.some((file) => file.name === name);
-  return [...SMALL_FILES, ...(has(SINGLE_FILE) ? [] : [INDEX_FILE])].filter(has);
+  const templates = files.map(({ name }) => name).filter((name) => CHAT_TEMPLATE.test(name));
+  return [...SMALL_FILES, ...(has(SINGLE_FILE) ? [] : [INDEX_FILE])].filter(has).concat(templates);
 }
 
 const isModelId = (modelId: string): boolean =>

@@ -2,7 +2,9 @@ import type { Tokenizer } from "./tokenizer.ts";
 
 /**
  * Text from token ids as they arrive. A character may be spread over several tokens: its beginning is held back until
- * it is whole, so no replacement character flashes up. All that was given out, joined, is the decoded text.
+ * it is whole, so no replacement character flashes up. All that was given out, joined, is the decoded text, with one
+ * exception: where a run of byte-fallback tokens goes wrong, decoding at once makes U+FFFD of all of it, and what was
+ * whole until then has been given out here.
  */
 export class StreamingDecoder {
   readonly #decoder: { push(id: number): string; end(): string };

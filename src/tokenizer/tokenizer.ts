@@ -2,6 +2,7 @@ import { Tokenizer as Library } from "@huggingface/tokenizers";
 import { messageOf } from "../base/errors.ts";
 import { byteLevelBytes } from "./byte-level.ts";
 import { correct } from "./corrections.ts";
+import { readingMasks } from "./masked.ts";
 import {
   type AddedToken,
   broken,
@@ -21,6 +22,14 @@ export interface Tokenizer {
   /** Ids the vocabulary does not have are dropped. By default special tokens are written out. */
   decode(ids: Iterable<number>, options?: { skipSpecialTokens?: boolean }): string;
   isSpecial(id: number): boolean;
+  /** The tokens that are found in text by their spelling, before the rest of it is cut up. */
+  readonly addedTokens: readonly { readonly id: number; readonly content: string; readonly special: boolean }[];
+  /**
+   * Encodes text, special tokens not added, in which `mask`, a character that means nothing else, stands in the spelling
+   * of added tokens that are to be read as ordinary text. The rest is as `encode` has it; the mask leaves no trace, but
+   * where the vocabulary would make one of the `guarded` tokens of the ordinary text, that is cut at the masks.
+   */
+  encodeMasked(text: string, mask: string, guarded: ReadonlySet<string>): number[];
   /**
    * Byte-level BPE only, where the text is the tokens' bytes one after the other: those of one token, none if unknown.
    * Other tokenizers have no such function, for what a token says there depends on its neighbours.
@@ -38,6 +47,9 @@ export async function loadTokenizer(directory: string): Promise<Tokenizer> {
   const library = build(json, specialTokens, config, directory);
   const tokenBytes = isByteLevel(json) ? byteLevelBytes((id) => library.id_to_token(id)) : undefined;
 
+  const encode = (from: Library, text: string, addSpecialTokens: boolean): number[] =>
+    from.encode(text, { add_special_tokens: addSpecialTokens }).ids.filter((id) => id !== undefined); // a character without a token, in a vocabulary without <unk>
+
   const kept = (ids: Iterable<number>, skipSpecialTokens: boolean): number[] =>
     [...ids].filter((id) => library.id_to_token(id) !== undefined && !(skipSpecialTokens && specialIds.has(id)));
 
@@ -48,10 +60,9 @@ export async function loadTokenizer(directory: string): Promise<Tokenizer> {
         .values()
         .reduce((largest, id) => Math.max(largest, id), -1) + 1,
     digest,
-    encode(text, { addSpecialTokens = true } = {}) {
-      const { ids } = library.encode(text, { add_special_tokens: addSpecialTokens });
-      return ids.filter((id) => id !== undefined); // a character without a token, in a vocabulary without <unk>
-    },
+    addedTokens: [...specialTokens, ...json.added_tokens.filter(({ special }) => !special)],
+    encode: (text, { addSpecialTokens = true } = {}) => encode(library, text, addSpecialTokens),
+    encodeMasked: (text, mask, guarded) => encode(readingMasks(library, mask, guarded), text, false),
     decode(ids, { skipSpecialTokens = false } = {}) {
       const known = kept(ids, skipSpecialTokens);
       if (tokenBytes) return decodeUtf8(known.map(tokenBytes));
