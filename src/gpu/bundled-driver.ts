@@ -2,8 +2,10 @@ import { ptr } from "bun:ffi";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { homedir } from "node:os";
 import { join } from "node:path";
+import { messageOf } from "../base/errors.ts";
 import { cString, libc } from "../base/libc.ts";
 import { bundledLibrary, preload } from "./native-library.ts";
+import { DRIVER_VARIABLES } from "./vulkan-drivers.ts";
 
 /**
  * Runs `open` while SwiftShader, the software GPU that the binary carries, is the only Vulkan driver there is, and
@@ -35,9 +37,6 @@ export async function withBundledDriver<T>(open: () => Promise<T>): Promise<T | 
   }
 }
 
-/** The loader's variable for "these drivers only", by its new and its old name (before 1.3.207). */
-const DRIVER_VARIABLES = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
-
 /** In native code's environment; `process.env` keeps what the process was started with. */
 function setEnvironment(name: string, value: string | undefined): void {
   if (value === undefined) libc().unsetenv(ptr(cString(name)));
@@ -45,14 +44,31 @@ function setEnvironment(name: string, value: string | undefined): void {
 }
 
 function writableFolder(): string {
-  const parents = [process.env.TMPDIR, "/tmp", "/dev/shm", process.env.XDG_RUNTIME_DIR, join(homedir(), ".cache")];
-  for (const parent of parents) {
-    if (!parent) continue;
+  for (const parent of temporaryFolders()) {
     try {
-      return mkdtempSync(join(parent, "meshnet-vulkan-"));
+      return mkdtempSync(join(parent, FOLDER_NAME));
     } catch {
       continue; // missing, read-only or full
     }
   }
-  throw new Error(`no folder is writable (tried ${parents.filter(Boolean).join(", ")}); set TMPDIR to one that is`);
+  throw new Error(`no folder is writable (tried ${temporaryFolders().join(", ")}); set TMPDIR to one that is`);
+}
+
+const FOLDER_NAME = "meshnet-vulkan-";
+
+const temporaryFolders = (): string[] =>
+  [process.env.TMPDIR, "/tmp", "/dev/shm", process.env.XDG_RUNTIME_DIR, join(homedir(), ".cache")].flatMap(
+    (folder) => folder || [],
+  );
+
+/** The folders that are tried for the driver's description, in order, and why one cannot be written. */
+export function writableFolders(): { readonly path: string; readonly problem: string | undefined }[] {
+  return temporaryFolders().map((path) => {
+    try {
+      rmSync(mkdtempSync(join(path, FOLDER_NAME)), { recursive: true });
+      return { path, problem: undefined };
+    } catch (error) {
+      return { path, problem: messageOf(error) };
+    }
+  });
 }

@@ -1,3 +1,4 @@
+import { roundUp } from "../base/bytes.ts";
 import type { Device } from "./device.ts";
 import type { Pipeline, Workgroups } from "./kernel.ts";
 import type { Tensor } from "./tensor.ts";
@@ -6,6 +7,13 @@ import type { Tensor } from "./tensor.ts";
 const SLOTS = 2048;
 /** `minUniformBufferOffsetAlignment` is at most this on every device. */
 const SLOT_BYTES = 256;
+/** The uniform arena: what `Commands` takes of the device from its beginning. */
+export const UNIFORM_BYTES = SLOTS * SLOT_BYTES;
+/** What a readback buffer takes at least. */
+const LEAST_READBACK_BYTES = 1 << 16;
+
+/** What the buffer takes of the device through which so many bytes are read. */
+export const readbackBytes = (bytes: number): number => Math.max(roundUp(bytes, 4), LEAST_READBACK_BYTES);
 
 /**
  * Records dispatches and hands them to the device as one submit. Dispatches run in the order in which they were
@@ -26,9 +34,9 @@ export class Commands {
 
   constructor(device: Device) {
     this.#device = device;
-    this.#uniforms = device.gpu.createBuffer({
+    this.#uniforms = device.createBuffer({
       label: "uniforms",
-      size: SLOTS * SLOT_BYTES,
+      size: UNIFORM_BYTES,
       usage: GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST,
     });
   }
@@ -36,6 +44,11 @@ export class Commands {
   /** Device bytes that this object holds besides tensors: the uniform arena and the readback buffer. */
   get allocatedBytes(): number {
     return this.#uniforms.size + (this.#staging?.size ?? 0);
+  }
+
+  /** Makes room for reads of so many bytes now, so that none has to ask the device for memory later. */
+  reserveReadback(bytes: number): void {
+    this.#stagingOf(bytes);
   }
 
   /** Records one dispatch of `pipeline` over `dims`. */
@@ -53,6 +66,13 @@ export class Commands {
     this.#pass.setPipeline(pipeline.gpuPipeline);
     this.#pass.setBindGroup(0, this.#bindGroup(pipeline, bindings, this.#writeParams(pipeline, params)));
     this.#pass.dispatchWorkgroups(x, y, z);
+  }
+
+  /** Records a copy of bytes between two tensors; offsets and length are multiples of 4. */
+  copy(from: Tensor, fromByte: number, to: Tensor, toByte: number, byteLength: number): void {
+    this.#encoder ??= this.#device.gpu.createCommandEncoder({ label: "pass" });
+    this.#endPass();
+    this.#encoder.copyBufferToBuffer(from.buffer, fromByte, to.buffer, toByte, byteLength);
   }
 
   /** Submits what was recorded, without waiting. */
@@ -75,13 +95,18 @@ export class Commands {
 
   /** Submits what was recorded and gives a copy of the first `byteLength` bytes of `tensor`. */
   async read(tensor: Tensor, byteLength = tensor.byteLength): Promise<Uint8Array<ArrayBuffer>> {
-    const size = Math.ceil(byteLength / 4) * 4;
+    const size = roundUp(byteLength, 4);
     const staging = this.#stagingOf(size);
     this.#encoder ??= this.#device.gpu.createCommandEncoder({ label: "pass" });
     this.#endPass();
     this.#encoder.copyBufferToBuffer(tensor.buffer, 0, staging, 0, size);
     this.flush();
-    await staging.mapAsync(GPUMapMode.READ, 0, size);
+    try {
+      await staging.mapAsync(GPUMapMode.READ, 0, size);
+    } catch (error) {
+      this.#dropStaging(); // there may have been no memory for it: the next read asks anew
+      throw error;
+    }
     const copy = new Uint8Array(byteLength);
     copy.set(new Uint8Array(staging.getMappedRange(0, size), 0, byteLength));
     staging.unmap();
@@ -141,12 +166,17 @@ export class Commands {
     return id;
   }
 
+  #dropStaging(): void {
+    this.#staging?.destroy();
+    this.#staging = undefined;
+  }
+
   #stagingOf(size: number): GPUBuffer {
     if (this.#staging && this.#staging.size >= size) return this.#staging;
-    this.#staging?.destroy();
-    this.#staging = this.#device.gpu.createBuffer({
+    this.#dropStaging();
+    this.#staging = this.#device.createBuffer({
       label: "readback",
-      size: Math.max(size, 1 << 16),
+      size: readbackBytes(size),
       usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST,
     });
     return this.#staging;

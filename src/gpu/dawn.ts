@@ -19,6 +19,21 @@ export async function createGpu(flags: string[] = []): Promise<GPU> {
   return gpu;
 }
 
+/** How Dawn came into this process. */
+export interface DawnOrigin {
+  readonly from: "file" | "memory" | "memory with the bundled C++ runtime";
+  /** Why the ways before it did not work. */
+  readonly reasons: readonly string[];
+}
+
+/** Loads Dawn, and says how that went. Throws as `createGpu` does. */
+export async function dawnOrigin(): Promise<DawnOrigin> {
+  await (loading ??= loadDawn());
+  return origin;
+}
+
+let origin: DawnOrigin = { from: "file", reasons: [] };
+
 let loading: Promise<Dawn> | undefined;
 /** Never let go: when an instance is garbage-collected, Bun crashes in whatever runs next. */
 const instances: GPU[] = [];
@@ -54,10 +69,12 @@ async function loadFromMemory(error: unknown): Promise<Dawn> {
   const embedded = Bun.embeddedFiles.find((file) => /^dawn-.*\.node$/.test((file as File).name));
   if (process.platform !== "linux" || !embedded) throw error;
   const path = await memoryFile(embedded);
+  origin = { from: "memory", reasons: [messageOf(error)] };
   try {
     return openModule(path);
   } catch (error) {
     if (needsNewerGlibc(error)) throw error;
+    origin = { from: "memory with the bundled C++ runtime", reasons: [...origin.reasons, messageOf(error)] };
     for (const library of ["libgcc", "libstdcxx"] as const) {
       const bundled = await bundledLibrary(library);
       if (bundled) preload(bundled);

@@ -1,4 +1,5 @@
-import { roundUp } from "../base/bytes.ts";
+import { formatBytes, roundUp } from "../base/bytes.ts";
+import { messageOf, UserError } from "../base/errors.ts";
 import type { Logger } from "../base/log.ts";
 import { type AdapterSummary, allAdapters, findAdapter } from "./adapter.ts";
 import { captureStderr } from "./capture-stderr.ts";
@@ -57,6 +58,7 @@ export class Device {
   readonly hasF16: boolean;
   #closing = false;
   #uncapturedErrors = 0;
+  #outOfMemoryErrors = 0;
 
   constructor(gpu: GPUDevice, info: DeviceInfo, { log, onLost, onUncapturedError }: DeviceOptions) {
     this.gpu = gpu;
@@ -68,6 +70,7 @@ export class Device {
       event.preventDefault(); // Dawn would print it on stdout, into somebody's --json
       this.#uncapturedErrors++;
       const { error } = event as GPUUncapturedErrorEvent;
+      if (error instanceof GPUOutOfMemoryError) this.#outOfMemoryErrors++;
       if (onUncapturedError) onUncapturedError(error.message);
       else log.error("gpu_error", { device: info.name, kind: error.constructor.name, message: error.message });
     });
@@ -76,6 +79,11 @@ export class Device {
   /** How many GPU errors nobody awaited. What was computed while one came in cannot be trusted. */
   get uncapturedErrors(): number {
     return this.#uncapturedErrors;
+  }
+
+  /** Those of them that came because the device had no memory left. */
+  get outOfMemoryErrors(): number {
+    return this.#outOfMemoryErrors;
   }
 
   get limits(): GPUSupportedLimits {
@@ -93,6 +101,24 @@ export class Device {
    */
   get maxBufferBytes(): number {
     return roundDown(this.limits.maxBufferSize - 1);
+  }
+
+  /**
+   * A lack of memory shows in an `out-of-memory` error scope, and the buffer is of no use then.
+   * @throws UserError `does_not_fit` where the runtime says it at once.
+   */
+  createBuffer(descriptor: GPUBufferDescriptor): GPUBuffer {
+    try {
+      return this.gpu.createBuffer(descriptor);
+    } catch (cause) {
+      if (cause instanceof TypeError) throw cause; // a bug of ours
+      throw new UserError(
+        "does_not_fit",
+        `${this.info.name} refused ${formatBytes(descriptor.size)} (${descriptor.label ?? "a buffer"}): ${messageOf(cause)}`,
+        "take fewer layers (--shard-end) or a shorter context (--max-context)",
+        { cause },
+      );
+    }
   }
 
   /**

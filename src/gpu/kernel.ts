@@ -46,6 +46,7 @@ type AnyPipeline = Pipeline<string, string, never>;
 export class PipelineCache {
   readonly #device: Device;
   readonly #pipelines = new Map<string, Promise<AnyPipeline>>();
+  #nextId = 0;
 
   private constructor(device: Device) {
     this.#device = device;
@@ -69,8 +70,9 @@ export class PipelineCache {
     const key = `${label}\n${kernel.source}`;
     let pipeline = this.#pipelines.get(key);
     if (!pipeline) {
-      pipeline = compilePipeline(this.#device, kernel, constants, label, this.#pipelines.size);
+      pipeline = compilePipeline(this.#device, kernel, constants, label, this.#nextId++);
       this.#pipelines.set(key, pipeline);
+      pipeline.catch(() => this.#pipelines.delete(key)); // not for lack of memory, and the next one finds some
     }
     return pipeline as unknown as Promise<Pipeline<B, P, D>>;
   }

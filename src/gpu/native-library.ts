@@ -43,5 +43,9 @@ export async function memoryFile(blob: Blob): Promise<string> {
 /** Loads `path` so that later loads which ask for the same SONAME get this one. False when it cannot be loaded. */
 export const preload = (path: string): boolean => libc().dlopen(ptr(cString(path)), RTLD_NOW | RTLD_GLOBAL) !== null;
 
+/** Why `path` cannot be loaded, in the dynamic linker's words; undefined where it can, and is. */
+export const loadProblem = (path: string): string | undefined =>
+  preload(path) ? undefined : String(libc().dlerror() ?? `${path} cannot be loaded`);
+
 const RTLD_NOW = 0x002;
 const RTLD_GLOBAL = 0x100; // Linux's value

@@ -54,7 +54,7 @@ export class TensorStore {
 
   /** A tensor of zeros. Running out of memory shows in an `out-of-memory` error scope, not here. */
   create(label: string, rows: number, columns: number, type: ElementType): Tensor {
-    const buffer = this.#device.gpu.createBuffer({
+    const buffer = this.#device.createBuffer({
       label,
       size: tensorBytes(rows, columns, type),
       usage: GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST,

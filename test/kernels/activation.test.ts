@@ -1,8 +1,14 @@
 import { afterAll, afterEach, beforeAll, expect, test } from "bun:test";
-import { ACTIVATIONS, type Activation, activation as kernel, WORKGROUP } from "../../src/kernels/index.ts";
-import { activation } from "../reference/activation.ts";
-import { bf16OfBits } from "../reference/bf16.ts";
-import { type Matrix, matrixOf } from "../reference/matrix.ts";
+import {
+  ACTIVATIONS,
+  type Activation,
+  activation as kernel,
+  gatedActivation,
+  WORKGROUP,
+} from "../../src/kernels/index.ts";
+import { activation } from "../../src/kernels/reference/activation.ts";
+import { bf16OfBits } from "../../src/kernels/reference/bf16.ts";
+import { type Matrix, matrixOf } from "../../src/kernels/reference/matrix.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { Bench, expectWithin, range, Sampler, SMALLEST_NORMAL, U } from "./support.ts";
 
@@ -69,6 +75,26 @@ describeOnDevices("an activation", ({ open }) => {
       expect(Array.from(right!)).toEqual(far.map(Math.fround));
       for (const value of Array.from(left!)) expect(Math.abs(value)).toBe(0);
     }
+  });
+
+  test.each(NAMES)("%s of a gate times what it gates, from one row into another", async (name) => {
+    const ups = new Sampler(2).f32(DENSE.length, COLUMNS, 2);
+    const x = bench.input(DENSE.map((row, i) => [...row, ...ups[i]!]));
+    const y = bench.output(DENSE.length, COLUMNS);
+    const constants = {
+      COLUMNS,
+      STRIDE: x.stride,
+      STRIDE_OUT: y.stride,
+      ACTIVATION: ACTIVATIONS[name],
+      WORKGROUP,
+    };
+    await bench.run(gatedActivation, constants, { x, y }, {}, { rows: DENSE.length, columns: COLUMNS });
+    const expected = DENSE.map((row, i) => row.map((gate, column) => activation(name, gate) * ups[i]![column]!));
+    expectWithin(await bench.read(y), expected, (row, column) => {
+      const [gate, up] = [DENSE[row]![column]!, ups[row]![column]!];
+      const flushed = SMALLEST_NORMAL * Math.max(1, Math.abs(gate)) * Math.max(1, Math.abs(up));
+      return (relativeBound(name, gate) + 1.01 * U) * Math.abs(expected[row]![column]!) + flushed;
+    });
   });
 
   test("treats each row of a larger matrix, and no value of another", async () => {

@@ -1,8 +1,8 @@
 import { afterAll, afterEach, beforeAll, expect, test } from "bun:test";
 import { strideOf } from "../../src/gpu/tensor.ts";
 import { argmax as kernel, NOT_A_TOKEN } from "../../src/kernels/index.ts";
-import { argmax } from "../reference/argmax.ts";
-import { type Matrix, matrixOf } from "../reference/matrix.ts";
+import { argmax } from "../../src/kernels/reference/argmax.ts";
+import { type Matrix, matrixOf } from "../../src/kernels/reference/matrix.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { Bench, range, Sampler } from "./support.ts";
 

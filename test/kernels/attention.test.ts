@@ -1,18 +1,45 @@
 import { afterAll, afterEach, beforeAll, describe, test } from "bun:test";
 import { strideOf } from "../../src/gpu/tensor.ts";
-import { attentionDecode, attentionMerge, attentionPrefill, chunksOf, partialSize } from "../../src/kernels/index.ts";
-import { attention, dot, type Heads, kvHeadOf } from "../reference/attention.ts";
-import type { HeadShape } from "../reference/kv-write.ts";
-import { type Matrix, matrixOf } from "../reference/matrix.ts";
+import {
+  attentionDecode,
+  attentionMerge,
+  attentionPrefill,
+  chunksOf,
+  PAGE_TOKENS,
+  partialSize,
+  prefillShape,
+} from "../../src/kernels/index.ts";
+import { attention, dot, type Heads, kvHeadOf } from "../../src/kernels/reference/attention.ts";
+import type { HeadShape } from "../../src/kernels/reference/kv-write.ts";
+import { type Matrix, matrixOf } from "../../src/kernels/reference/matrix.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { Bench, cacheRow, expectSame, expectWithin, range, Sampler, U } from "./support.ts";
 
-const SHAPES: HeadShape[] = [
+interface Shape extends HeadShape {
+  window?: number;
+  softcap?: number;
+  /** Columns from one query head to the next, where they lie apart. */
+  headStride?: number;
+  /** Bytes of workgroup memory for which the kernel is shaped. */
+  memory?: number;
+}
+
+const SHAPES: Shape[] = [
   { heads: 3, kvHeads: 1, headDim: 15 }, // an odd head ends with half a word
   { heads: 5, kvHeads: 5, headDim: 20 },
   { heads: 6, kvHeads: 2, headDim: 24 }, // heads 0 to 2 share one key head, 3 to 5 the other
   { heads: 3, kvHeads: 3, headDim: 64 },
   { heads: 1, kvHeads: 1, headDim: 128 }, // more dimensions than lanes
+  { heads: 2, kvHeads: 1, headDim: 256 }, // keys and values in two slices
+  { heads: 2, kvHeads: 1, headDim: 256, memory: 16384 }, // WebGPU's least: two queries at a time
+  { heads: 2, kvHeads: 1, headDim: 136, softcap: 5 }, // a last slice of four words
+  { heads: 4, kvHeads: 2, headDim: 16, softcap: 2 },
+  { heads: 2, kvHeads: 2, headDim: 20, headStride: 60 }, // head by head query, key and value
+  { heads: 4, kvHeads: 2, headDim: 16, window: 1 }, // every token sees itself only
+  { heads: 4, kvHeads: 2, headDim: 16, window: 7 },
+  { heads: 4, kvHeads: 2, headDim: 16, window: 32 }, // as long as a chunk
+  { heads: 4, kvHeads: 2, headDim: 16, window: 65, softcap: 3 }, // of some queries it holds two chunks and a key
+  { heads: 4, kvHeads: 2, headDim: 16, window: 4096 }, // longer than any sequence
 ];
 
 /** Positions [begin, end) whose queries are in the call: about the chunk of 32 keys, and in the middle of a sequence. */
@@ -28,6 +55,9 @@ const SPANS = [
   { begin: 199, end: 200 },
 ];
 
+/** Of a run. */
+const MOST_QUERIES = 8;
+
 /** How many queries the n-th run of a sequence takes. */
 type Cut = (run: number) => number;
 const RUNS_OF_8: Cut = () => 8;
@@ -40,7 +70,7 @@ describeOnDevices("attention", ({ open }) => {
   afterEach(() => bench.clear());
   afterAll(() => bench.destroy());
 
-  describe.each(SHAPES)("with $heads heads, $kvHeads for keys, of $headDim dimensions:", (shape) => {
+  describe.each(SHAPES.map((shape) => [titleOf(shape), shape] as const))("with %s:", (_, shape) => {
     test("is softmax(q·k) v over each sequence up to the token", async () => {
       const sequences = makeSequences(shape, new Sampler(shape.headDim));
       const rounded = await new Call(bench, shape, sequences).prefill(RUNS_OF_8);
@@ -86,7 +116,8 @@ describeOnDevices("attention", ({ open }) => {
       expectSame(await call.decode(), expected);
     });
 
-    test("gives the best key's value where all scores lie far apart", async () => {
+    if (shape.softcap !== undefined) return; // which leaves no score far from another
+    test("gives the best key's value where scores lie far apart", async () => {
       const sequences = makeSequences(shape, new Sampler(shape.headDim + 4), 1e35);
       const call = new Call(bench, shape, sequences);
       const expected = expectedOf(shape, sequences);
@@ -96,6 +127,11 @@ describeOnDevices("attention", ({ open }) => {
   });
 });
 
+function titleOf({ heads, kvHeads, headDim, ...more }: Shape): string {
+  const others = Object.entries(more).map(([name, value]) => `, ${name} ${value}`);
+  return `${heads} heads, ${kvHeads} for keys, of ${headDim} dimensions${others.join("")}`;
+}
+
 /** The tokens [begin, begin + queries.length) of a sequence are in the call; the cache has it up to the last of them. */
 interface Sequence {
   begin: number;
@@ -104,7 +140,7 @@ interface Sequence {
   values: Heads;
 }
 
-const makeSequences = (shape: HeadShape, sampler: Sampler, deviation = 2): Sequence[] =>
+const makeSequences = (shape: Shape, sampler: Sampler, deviation = 2): Sequence[] =>
   SPANS.map(({ begin, end }) => ({
     begin,
     queries: range(begin, end).map(() => sampler.f32(shape.heads, shape.headDim, deviation)),
@@ -123,9 +159,11 @@ const toQuarters = (value: number): number => Math.round(value * 4) / 4;
 const scaleOf = ({ headDim }: HeadShape): number => 1 / Math.sqrt(headDim);
 
 /** [tokens, heads * headDim] */
-const expectedOf = (shape: HeadShape, sequences: readonly Sequence[]): Matrix =>
+const expectedOf = (shape: Shape, sequences: readonly Sequence[]): Matrix =>
   sequences
-    .flatMap(({ begin, queries, keys, values }) => attention(queries, keys, values, scaleOf(shape), begin))
+    .flatMap(({ begin, queries, keys, values }) =>
+      attention(queries, keys, values, { ...shape, scale: scaleOf(shape) }, begin),
+    )
     .map((heads) => heads.flat());
 
 /**
@@ -134,9 +172,10 @@ const expectedOf = (shape: HeadShape, sequences: readonly Sequence[]): Matrix =>
  * U |x|, and WGSL promises it to 3 + 2|x| units in the last place: (6 + 5|x|) U together. A chunk's weights are
  * multiplied by one such factor for each later chunk, but all their |x| add up to no more than the distance D of two
  * scores. So a weight is off by a factor of e + (5 D + 8 (chunks + 1)) U; the sum of weighted values and the sum of
- * weights add (32 + 2 chunks) U each, and the division 5 U. What all weights have in common does not matter.
+ * weights add (32 + 2 chunks) U each, and the division 5 U. What all weights have in common does not matter. A soft cap
+ * never widens the distance of two scores, and is itself off by 64 U of a score.
  */
-function boundOf(shape: HeadShape, sequences: readonly Sequence[], scores: "exact" | "rounded") {
+function boundOf(shape: Shape, sequences: readonly Sequence[], scores: "exact" | "rounded") {
   const magnitudes = expectedOf(
     shape,
     sequences.map((sequence) => ({ ...sequence, values: mapHeads(sequence.values, Math.abs) })),
@@ -145,7 +184,8 @@ function boundOf(shape: HeadShape, sequences: readonly Sequence[], scores: "exac
     const chunks = chunksOf(begin + queries.length);
     const score = largestScore(shape, queries, keys);
     const sum = scaleOf(shape) * largestNorm(queries) * largestNorm(keys);
-    const scoreError = 2 * score + (scores === "exact" ? 0 : (shape.headDim + 1) * sum);
+    const capError = shape.softcap === undefined ? 0 : 64 * Math.min(score, shape.softcap);
+    const scoreError = 2 * score + (scores === "exact" ? 0 : (shape.headDim + 1) * sum) + capError;
     const weightError = scoreError + 5 * 2 * score + 8 * (chunks + 1);
     return queries.map(() => 1.01 * U * (2 * (weightError + 32 + 2 * chunks) + 5));
   });
@@ -167,60 +207,82 @@ function largestScore(shape: HeadShape, queries: Heads, keys: Heads): number {
   return scaleOf(shape) * largest;
 }
 
-/** One call: sequences in one cache, which holds NaN before, between and behind them, and their queries. */
+/** Page numbers for sequences that need so many each: all different, and none next to where it belongs. */
+function scatteredPages(counts: readonly number[]): number[][] {
+  const total = counts.reduce((sum, count) => sum + count, 0);
+  let next = 0;
+  return counts.map((count) => range(0, count).map(() => (total - 1 - next++ + Math.floor(total / 2)) % total));
+}
+
+/** One call: sequences in scattered pages of one cache, which holds NaN everywhere else, and their queries. */
 class Call {
   readonly #sequences: readonly Sequence[];
-  readonly #firstSlots: readonly number[];
+  readonly #firstPages: readonly number[];
   readonly #constants;
   readonly #operands;
 
   constructor(
     readonly bench: Bench,
-    readonly shape: HeadShape,
+    readonly shape: Shape,
     sequences: readonly Sequence[],
   ) {
     const { heads, kvHeads, headDim } = shape;
-    const columns = (heads + 2 * kvHeads) * headDim;
+    const headStride = shape.headStride ?? headDim;
+    const columns = Math.max((heads + 2 * kvHeads) * headDim, heads * headStride);
     this.#sequences = sequences;
-    const queries = sequences.flatMap((sequence) => sequence.queries.map((head) => head.flatMap((q) => Array.from(q))));
+    // Only the queries: the new tokens' keys and values are read from the cache.
+    const rows = sequences.flatMap(({ queries }) =>
+      queries.map((query) => {
+        const row = range(0, columns).map(() => NaN);
+        query.forEach((values, head) => row.splice(head * headStride, headDim, ...Array.from(values)));
+        return row;
+      }),
+    );
 
     const unused = range(0, kvHeads * Math.ceil(headDim / 2)).map(() => 0x7fc17fc1);
-    const keys: Matrix[number][] = [unused];
-    const values: Matrix[number][] = [unused];
-    this.#firstSlots = sequences.map((sequence) => {
-      const first = keys.length;
-      keys.push(...sequence.keys.map(cacheRow), unused, unused);
-      values.push(...sequence.values.map(cacheRow), unused, unused);
-      return first;
+    const tables = scatteredPages(sequences.map((sequence) => Math.ceil(sequence.keys.length / PAGE_TOKENS)));
+    const slots = tables.flat().length * PAGE_TOKENS;
+    const keys: Matrix[number][] = range(0, slots).map(() => unused);
+    const values: Matrix[number][] = range(0, slots).map(() => unused);
+    sequences.forEach((sequence, index) => {
+      const slotOf = (position: number) =>
+        tables[index]![Math.floor(position / PAGE_TOKENS)]! * PAGE_TOKENS + (position % PAGE_TOKENS);
+      // What lies before the first query's window stays NaN.
+      const first = shape.window === undefined ? 0 : Math.max(0, sequence.begin + 1 - shape.window);
+      for (let position = first; position < sequence.keys.length; position++) {
+        keys[slotOf(position)] = cacheRow(sequence.keys[position]!);
+        values[slotOf(position)] = cacheRow(sequence.values[position]!);
+      }
     });
+    this.#firstPages = tables.map((_, index) => tables.slice(0, index).flat().length);
 
     this.#operands = {
-      // Only the queries: the new tokens' keys and values are read from the cache.
-      qkv: bench.input(queries.map((row) => [...row, ...range(row.length, columns).map(() => NaN)])),
+      qkv: bench.input(rows),
       keys: bench.input(keys, "u32"),
       values: bench.input(values, "u32"),
+      pages: bench.input([tables.flat()], "u32"),
     };
     this.#constants = {
       HEAD_DIM: headDim,
       HEADS: heads,
       KV_HEADS: kvHeads,
       STRIDE: strideOf(columns, "f32"),
+      HEAD_STRIDE: headStride,
       SCALE: scaleOf(shape),
+      SOFTCAP: shape.softcap ?? 0,
+      WINDOW: shape.window ?? 0,
     };
   }
 
   async prefill(cut: Cut): Promise<Matrix> {
-    const { heads, headDim } = this.shape;
+    const { heads, headDim, memory = 32768 } = this.shape;
     const y = this.#output();
     const runs = this.#cut(cut);
-    const constants = {
-      ...this.#constants,
-      QUERIES: 8,
-      STRIDE_OUT: y.stride,
-      HEAD_WORDS: Math.ceil(headDim / 2),
-    };
+    const part = prefillShape(headDim, memory, MOST_QUERIES);
+    const constants = { ...this.#constants, ...part, STRIDE_OUT: y.stride };
+    const parts = MOST_QUERIES / part.QUERIES;
     const bindings = { ...this.#operands, queries: this.bench.input(runs, "u32"), y };
-    await this.bench.run(attentionPrefill, constants, bindings, {}, { runs: runs.length, heads });
+    await this.bench.run(attentionPrefill, constants, bindings, { first_run: 0 }, { runs: runs.length, heads, parts });
     return this.bench.read(y);
   }
 
@@ -232,10 +294,15 @@ class Call {
     const contextLength = Math.max(...this.#sequences.map(({ keys }) => keys.length));
     const chunks = chunksOf(contextLength);
     const partial = this.bench.output(1, runs.length * partialSize(heads, headDim, contextLength));
-    const dims = { runs: runs.length, heads, chunks };
-    await this.bench.run(attentionDecode, this.#constants, { ...this.#operands, queries, partial }, { chunks }, dims);
-    const constants = { HEAD_DIM: headDim, HEADS: heads, STRIDE_OUT: y.stride };
-    await this.bench.run(attentionMerge, constants, { queries, partial, y }, { chunks }, dims);
+    const constants = { HEAD_DIM: headDim, HEADS: heads, WINDOW: this.shape.window ?? 0, STRIDE_OUT: y.stride };
+    // In two rounds, as where not all have room at once.
+    const half = Math.ceil(runs.length / 2);
+    for (const first of [0, half]) {
+      const dims = { runs: Math.min(half, runs.length - first), heads, chunks };
+      const params = { chunks, first_run: first };
+      await this.bench.run(attentionDecode, this.#constants, { ...this.#operands, queries, partial }, params, dims);
+      await this.bench.run(attentionMerge, constants, { queries, partial, y }, params, dims);
+    }
     return this.bench.read(y);
   }
 
@@ -243,7 +310,7 @@ class Call {
     return this.bench.output(tokensOf(this.#sequences), this.shape.heads * this.shape.headDim);
   }
 
-  /** [runs, 4]: first token, count, first position, first slot. */
+  /** [runs, 4]: first token, count, first position, first page. */
   #cut(cut: Cut): number[][] {
     const runs: number[][] = [];
     let firstToken = 0;
@@ -251,7 +318,7 @@ class Call {
       let at = 0;
       for (let run = 0; at < queries.length; run++) {
         const count = Math.min(cut(run), queries.length - at);
-        runs.push([firstToken + at, count, begin + at, this.#firstSlots[index]!]);
+        runs.push([firstToken + at, count, begin + at, this.#firstPages[index]!]);
         at += count;
       }
       firstToken += queries.length;

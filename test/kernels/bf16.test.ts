@@ -1,8 +1,12 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "bun:test";
 import { add, packBf16, unpackBf16, WORKGROUP } from "../../src/kernels/index.ts";
-import { add as addReference } from "../reference/add.ts";
-import { bf16OfBits, packBf16 as packReference, unpackBf16 as unpackReference } from "../reference/bf16.ts";
-import { type Matrix, matrixOf } from "../reference/matrix.ts";
+import { add as addReference } from "../../src/kernels/reference/add.ts";
+import {
+  bf16OfBits,
+  packBf16 as packReference,
+  unpackBf16 as unpackReference,
+} from "../../src/kernels/reference/bf16.ts";
+import { type Matrix, matrixOf } from "../../src/kernels/reference/matrix.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { Bench, expectSame, range, Sampler, SMALLEST_NORMAL } from "./support.ts";
 

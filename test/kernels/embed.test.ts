@@ -1,7 +1,7 @@
-import { afterAll, afterEach, beforeAll, expect, test } from "bun:test";
-import { embed as kernel, WORKGROUP } from "../../src/kernels/index.ts";
-import { embed } from "../reference/embed.ts";
-import type { Matrix } from "../reference/matrix.ts";
+import { afterAll, afterEach, beforeAll, describe, expect, test } from "bun:test";
+import { embed as kernel, embedTokens as tokensKernel, WORKGROUP } from "../../src/kernels/index.ts";
+import { embed, embedTokens } from "../../src/kernels/reference/embed.ts";
+import type { Matrix } from "../../src/kernels/reference/matrix.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { Bench, expectSame, isUnwritten, range, Sampler } from "./support.ts";
 
@@ -78,5 +78,31 @@ describeOnDevices("an embedding", ({ open }) => {
       if (id >= 10 && id < 30) expect(actual[index]).toEqual(expected[index]!);
       else expect(Array.from(actual[index]!).every(isUnwritten)).toBe(true);
     }
+  });
+
+  describe.each([1, 45.25])("without positions, times %d,", (scale) => {
+    const runTokens = async (ids: number[], table: Matrix, parts = [0]): Promise<Matrix> => {
+      const y = bench.output(ids.length, table[0]!.length);
+      const tokens = bench.input(
+        ids.map((id) => [id, 0x7fc17fc1]),
+        "u32",
+      );
+      for (const [index, first_id] of parts.entries()) {
+        const part = table.slice(first_id, parts[index + 1]);
+        const bindings = { tokens, token_table: bench.input(part, "bf16"), y };
+        const dims = { rows: ids.length, columns: y.stride };
+        const constants = { STRIDE: y.stride, SCALE: scale, WORKGROUP };
+        await bench.run(tokensKernel, constants, bindings, { first_id, ids: part.length }, dims);
+      }
+      return bench.read(y);
+    };
+
+    test.each([1, 7, 100, 768])("of %d columns is the token's row, rounded to bfloat16", async (columns) => {
+      const { tokens, tokenTable } = makeCase(33, columns);
+      const ids = tokens.map(({ id }) => id);
+      const expected = embedTokens(ids, tokenTable, scale);
+      expectSame(await runTokens(ids, tokenTable), expected);
+      expectSame(await runTokens(ids, tokenTable, [0, 1, 17, 49]), expected);
+    });
   });
 });

@@ -1,6 +1,6 @@
 import { afterAll, afterEach, beforeAll, test } from "bun:test";
 import { gatherRows as kernel, WORKGROUP } from "../../src/kernels/index.ts";
-import { gatherRows } from "../reference/gather-rows.ts";
+import { gatherRows } from "../../src/kernels/reference/gather-rows.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { Bench, expectSame, range, Sampler } from "./support.ts";
 

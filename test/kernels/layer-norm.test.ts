@@ -1,8 +1,8 @@
 import { afterAll, afterEach, beforeAll, describe, test } from "bun:test";
 import { strideOf } from "../../src/gpu/tensor.ts";
 import { layerNorm as kernels } from "../../src/kernels/index.ts";
-import { average, layerNorm } from "../reference/layer-norm.ts";
-import type { Matrix } from "../reference/matrix.ts";
+import { average, layerNorm } from "../../src/kernels/reference/layer-norm.ts";
+import type { Matrix } from "../../src/kernels/reference/matrix.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { Bench, expectSame, expectWithin, range, Sampler, U } from "./support.ts";
 

@@ -1,11 +1,12 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "bun:test";
 import { strideOf, type Tensor } from "../../src/gpu/tensor.ts";
-import { gemm, gemv, GEMV_OUTPUTS } from "../../src/kernels/index.ts";
-import { linear, linearInOrder } from "../reference/linear.ts";
-import type { Matrix } from "../reference/matrix.ts";
+import { gemm, gemv, GEMV_OUTPUTS, gemvLanes } from "../../src/kernels/index.ts";
+import { linear, linearInOrder } from "../../src/kernels/reference/linear.ts";
+import type { Matrix } from "../../src/kernels/reference/matrix.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { absolute, Bench, expectSame, expectWithin, Sampler, U } from "./support.ts";
 
+const KERNELS = ["gemv", "gemv_lanes", "gemm"] as const;
 const OUTPUTS = 65; // two tiles and one output more; 16 workgroups of gemv and one output more
 const ROWS = [1, 3, 31, 33, 65]; // about one tile of 32 rows, and about two
 const CASES = [
@@ -38,14 +39,13 @@ describeOnDevices("a linear layer", ({ open }) => {
     const weight = sampler.bf16(OUTPUTS, columns);
     const biasValues = bias ? sampler.bf16(1, OUTPUTS)[0] : undefined;
 
-    test("is x Wᵀ + b by gemv and by gemm, whatever the number of rows", async () => {
+    test("is x Wᵀ + b by every kernel, whatever the number of rows", async () => {
       const run = await layer(bench, shape, [weight], biasValues);
       for (const rows of ROWS) {
         const x = sampler.f32(rows, columns);
         const expected = linear(x, weight, biasValues);
         const bound = boundOf(x, weight, biasValues, round);
-        expectWithin(await run(x, "gemv"), expected, bound);
-        expectWithin(await run(x, "gemm"), expected, bound);
+        for (const kernel of KERNELS) expectWithin(await run(x, kernel), expected, bound);
       }
     }, 30_000);
 
@@ -59,14 +59,14 @@ describeOnDevices("a linear layer", ({ open }) => {
         [31, 65],
         [64, 65],
       ]) {
-        expectSame(await run(x.slice(first, end), "gemm"), byGemv.slice(first, end));
-        expectSame(await run(x.slice(first, end), "gemv"), byGemv.slice(first, end));
+        for (const kernel of KERNELS) {
+          expectSame(await run(x.slice(first, end), kernel), byGemv.slice(first, end));
+        }
       }
 
       const exact = sampler.bf16(3, columns);
       const expected = linearInOrder(exact, weight, biasValues, round);
-      expectSame(await run(exact, "gemv"), expected);
-      expectSame(await run(exact, "gemm"), expected);
+      for (const kernel of KERNELS) expectSame(await run(exact, kernel), expected);
     }, 30_000);
 
     test("gives the same bits when its weight lies in several parts", async () => {
@@ -74,21 +74,39 @@ describeOnDevices("a linear layer", ({ open }) => {
       const parts = [weight.slice(0, 1), weight.slice(1, 8), weight.slice(8, 41), weight.slice(41)];
       const split = await layer(bench, shape, parts, biasValues);
       const x = sampler.f32(33, columns);
-      for (const kernel of ["gemv", "gemm"] as const) expectSame(await split(x, kernel), await whole(x, kernel));
+      for (const kernel of KERNELS) expectSame(await split(x, kernel), await whole(x, kernel));
     }, 30_000);
   });
 
   test("leaves the columns of a part alone that another part makes", async () => {
     const sampler = new Sampler(1);
     const weight = sampler.bf16(5, 8);
-    const run = await layer(bench, { columns: 8, bias: true, round: false }, [weight], sampler.bf16(1, OUTPUTS)[0], 30);
-    for (const kernel of ["gemv", "gemm"] as const) {
+    const shape = { columns: 8, bias: true, round: false };
+    const run = await layer(bench, shape, [weight], sampler.bf16(1, OUTPUTS)[0], { firstOutput: 30 });
+    for (const kernel of KERNELS) {
       for (const row of await run(sampler.f32(3, 8), kernel)) {
         const written = Array.from(row, (value, column) => (Number.isNaN(value) ? -1 : column)).filter((c) => c >= 0);
         expect(written).toEqual([30, 31, 32, 33, 34]);
       }
     }
-  });
+  }, 30_000);
+
+  test("puts its outputs behind those of other layers, where it shares their rows", async () => {
+    const sampler = new Sampler(2);
+    const shape = { columns: 33, bias: true, round: false };
+    const [weight, bias] = [sampler.bf16(OUTPUTS, 33), sampler.bf16(1, OUTPUTS)[0]];
+    const alone = await layer(bench, shape, [weight], bias);
+    const behind = await layer(bench, shape, [weight.slice(0, 40), weight.slice(40)], bias, { outAt: 11 });
+    const x = sampler.f32(9, 33);
+    for (const kernel of KERNELS) {
+      const rows = await behind(x, kernel);
+      expectSame(
+        rows.map((row) => Array.from(row).slice(11)),
+        await alone(x, kernel),
+      );
+      for (const row of rows) expect(Array.from(row).slice(0, 11).every(Number.isNaN)).toBe(true);
+    }
+  }, 30_000);
 });
 
 /** A layer whose weight lies in `parts`, one after another from output `firstOutput` on. */
@@ -97,29 +115,31 @@ async function layer(
   { columns, bias, round }: Case,
   parts: readonly Matrix[],
   biasValues: readonly number[] | undefined,
-  firstOutput = 0,
+  { firstOutput = 0, outAt = 0 } = {},
 ) {
   const stride = strideOf(columns, "bf16");
   const constants = {
     WEIGHT_STRIDE: stride,
     COLUMNS: columns,
-    STRIDE_OUT: strideOf(OUTPUTS, "f32"),
+    STRIDE_OUT: strideOf(outAt + OUTPUTS, "f32"),
+    OUT_AT: outAt,
     HAS_BIAS: bias ? 1 : 0,
     ROUND: round ? 1 : 0,
   };
   const weights = parts.map((part) => ({ tensor: bench.input(part, "bf16"), outputs: part.length }));
   const biasTensor = bench.input([biasValues ?? [NaN]]);
 
-  return async (values: Matrix, kernel: "gemv" | "gemm"): Promise<Matrix> => {
+  return async (values: Matrix, kernel: (typeof KERNELS)[number]): Promise<Matrix> => {
     const rows = values.length;
     const x: Tensor = bench.input(values);
-    const y = bench.output(rows, OUTPUTS);
+    const y = bench.output(rows, outAt + OUTPUTS);
     let first_output = firstOutput;
     for (const { tensor, outputs } of weights) {
       const bindings = { weight: tensor, scales: x, x, bias: biasTensor, y };
       const dims = { rows, outputs };
-      if (kernel === "gemm") {
-        await bench.run(gemm.bf16, constants, bindings, { rows, outputs, first_output }, dims);
+      if (kernel !== "gemv") {
+        const { bf16 } = kernel === "gemm" ? gemm : gemvLanes;
+        await bench.run(bf16, constants, bindings, { rows, outputs, first_output }, dims);
       } else {
         const more = { ...constants, OUTPUTS: GEMV_OUTPUTS, BLOCKS: Math.ceil(stride / 32) };
         await bench.run(gemv.bf16, more, bindings, { outputs, first_output }, dims);

@@ -13,10 +13,10 @@ import {
 } from "../../src/kernels/index.ts";
 import { bf16ArrayToF32 } from "../../src/quant/bf16.ts";
 import { readHeader } from "../../src/safetensors/header.ts";
-import { bf16OfBits } from "../reference/bf16.ts";
-import { llmInt8, outlierColumns, quantizeRows } from "../reference/llm-int8.ts";
-import { type Matrix, matrixOf } from "../reference/matrix.ts";
-import { type Int8, quantizeInt8 } from "../reference/quantize.ts";
+import { bf16OfBits } from "../../src/kernels/reference/bf16.ts";
+import { llmInt8, outlierColumns, quantizeRows } from "../../src/kernels/reference/llm-int8.ts";
+import { type Matrix, matrixOf } from "../../src/kernels/reference/matrix.ts";
+import { type Int8, quantizeInt8 } from "../../src/kernels/reference/quantize.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { FIXTURES } from "../support/oracle.ts";
 import { Bench, expectSame, range, Sampler } from "./support.ts";
@@ -125,12 +125,14 @@ describeOnDevices("LLM.int8()", ({ open }) => {
   async function products(
     { x, weight, bias }: Product,
     parts = [weight.codes.length],
+    outAt = 0,
   ): Promise<Record<string, Matrix>> {
     const [rows, columns, out] = [x.length, x[0]!.length, weight.codes.length];
     const operands = await quantize(x);
     const constants = {
       WEIGHT_STRIDE: strideOf(columns, "bf16"),
-      STRIDE_OUT: strideOf(out, "f32"),
+      STRIDE_OUT: strideOf(outAt + out, "f32"),
+      OUT_AT: outAt,
       HAS_BIAS: bias ? 1 : 0,
       OUTPUTS: GEMV_OUTPUTS,
     };
@@ -138,7 +140,7 @@ describeOnDevices("LLM.int8()", ({ open }) => {
     const results: Record<string, Tensor> = {};
     for (const dot of ["packed", "unpacked"] as const) {
       for (const [name, kernel] of Object.entries({ gemv: gemvCodes[dot], gemm: gemmCodes[dot] })) {
-        const y = bench.output(rows, out);
+        const y = bench.output(rows, outAt + out);
         let first_output = 0;
         for (const outputs of parts) {
           const codes = weight.codes.slice(first_output, first_output + outputs).map(packed);
@@ -189,6 +191,12 @@ describeOnDevices("LLM.int8()", ({ open }) => {
         [1, shape.outputs - 1].filter((rows) => rows > 0),
       );
       for (const y of Object.values(inParts)) expectSame(y, expected);
+      for (const y of Object.values(await products(product, [shape.outputs], 11))) {
+        expectSame(
+          y.map((row) => Array.from(row).slice(11)),
+          expected,
+        );
+      }
     },
     60_000,
   );

@@ -11,8 +11,8 @@ import {
   quantizeNf4 as nf4Kernel,
   WORKGROUP,
 } from "../../src/kernels/index.ts";
-import type { Matrix } from "../reference/matrix.ts";
-import { dequantizeInt8, dequantizeNf4, quantizeInt8, quantizeNf4 } from "../reference/quantize.ts";
+import type { Matrix } from "../../src/kernels/reference/matrix.ts";
+import { dequantizeInt8, dequantizeNf4, quantizeInt8, quantizeNf4 } from "../../src/kernels/reference/quantize.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { Bench, expectSame, Sampler } from "./support.ts";
 
@@ -110,7 +110,7 @@ describeOnDevices("a weight", ({ open }) => {
         await bench.run(dequantize[encoding], { ...shape, WORKGROUP }, { ...packed, y: dequantized }, { rows }, dims);
         expectSame(await bench.read(dequantized), values);
 
-        const constants = { ...shape, STRIDE_OUT: strideOf(rows, "f32"), HAS_BIAS: 0, ROUND: 0 };
+        const constants = { ...shape, STRIDE_OUT: strideOf(rows, "f32"), OUT_AT: 0, HAS_BIAS: 0, ROUND: 0 };
         const x = bench.input(new Sampler(7).f32(9, columns));
         const blocks = { OUTPUTS: GEMV_OUTPUTS, BLOCKS: Math.ceil(stride / 32) };
         const products = async (kind: Encoding, operands: typeof packed) => {

@@ -1,8 +1,8 @@
 import { afterAll, afterEach, beforeAll, test } from "bun:test";
 import { strideOf } from "../../src/gpu/tensor.ts";
 import { transposeBf16 as kernel, WORKGROUP } from "../../src/kernels/index.ts";
-import { bitsOfBf16 } from "../reference/bf16.ts";
-import { transpose } from "../reference/transpose-bf16.ts";
+import { bitsOfBf16 } from "../../src/kernels/reference/bf16.ts";
+import { transpose } from "../../src/kernels/reference/transpose-bf16.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { Bench, cacheRow, expectSame, Sampler } from "./support.ts";
 

@@ -25,32 +25,60 @@ const CONSTANTS: Record<string, Record<string, number>> = {
     HEADS: 12,
     KV_HEADS: 12,
     STRIDE: 2304,
+    HEAD_STRIDE: 63,
     SCALE: 0.125,
+    SOFTCAP: 50,
+    WINDOW: 100,
     QUERIES: 8,
     STRIDE_OUT: 768,
     HEAD_WORDS: 32,
+    SLICE_WORDS: 20,
   },
-  attention_decode: { HEAD_DIM: 63, HEADS: 12, KV_HEADS: 12, STRIDE: 2304, SCALE: 0.125 },
-  attention_merge: { HEAD_DIM: 63, HEADS: 12, STRIDE_OUT: 768 },
+  attention_decode: {
+    HEAD_DIM: 63,
+    HEADS: 12,
+    KV_HEADS: 12,
+    STRIDE: 2304,
+    HEAD_STRIDE: 63,
+    SCALE: 0.125,
+    SOFTCAP: 50,
+    WINDOW: 100,
+  },
+  attention_merge: { HEAD_DIM: 63, HEADS: 12, WINDOW: 100, STRIDE_OUT: 768 },
   embed: { STRIDE: 768, WORKGROUP: 64 },
   gather_rows: { STRIDE: 768, WORKGROUP: 64 },
+  embed_tokens: { STRIDE: 768, SCALE: 27.75, WORKGROUP: 64 },
+  gated_activation: { COLUMNS: 1023, STRIDE: 2048, STRIDE_OUT: 1024, ACTIVATION: 3, WORKGROUP: 64 },
+  head_norm: { HEAD_DIM: 63, HEAD_STRIDE: 63, FIRST: 63, STRIDE: 768, EPS: 1e-6, OFFSET: 1, WORKGROUP: 64 },
+  rms_norm: { COLUMNS: 768, STRIDE: 768, EPS: 1e-6, OFFSET: 1, WORKGROUP: 128 },
+  rope: { HEADS: 12, HEAD_STRIDE: 63, FIRST: 0, PAIRS: 31, STRIDE: 2304, ANGLE_STRIDE: 64, WORKGROUP: 64 },
+  softcap: { STRIDE: 768, CAP: 30, WORKGROUP: 64 },
   absmax: { COLUMNS: 768, X_STRIDE: 768, BLOCK: 64, WORKGROUP: 64 },
   ...inEachEncoding("dequantize", { WEIGHT_STRIDE: 768, COLUMNS: 767, WORKGROUP: 64 }),
-  ...inEachEncoding("gemm", { WEIGHT_STRIDE: 768, COLUMNS: 767, STRIDE_OUT: 2304, HAS_BIAS: 1, ROUND: 1 }),
+  ...inEachEncoding("gemv_lanes", {
+    WEIGHT_STRIDE: 768,
+    COLUMNS: 767,
+    STRIDE_OUT: 2304,
+    OUT_AT: 8,
+    HAS_BIAS: 1,
+    ROUND: 1,
+  }),
+  ...inEachEncoding("gemm", { WEIGHT_STRIDE: 768, COLUMNS: 767, STRIDE_OUT: 2304, OUT_AT: 8, HAS_BIAS: 1, ROUND: 1 }),
   ...inEachEncoding("gemv", {
     WEIGHT_STRIDE: 768,
     COLUMNS: 767,
     OUTPUTS: 4,
     STRIDE_OUT: 2304,
+    OUT_AT: 8,
     HAS_BIAS: 1,
     ROUND: 1,
     BLOCKS: 24,
   }),
-  gemm_codes: { WEIGHT_STRIDE: 768, STRIDE_OUT: 2304, HAS_BIAS: 1 },
-  gemv_codes: { WEIGHT_STRIDE: 768, STRIDE_OUT: 2304, HAS_BIAS: 1, OUTPUTS: 4 },
+  gemm_codes: { WEIGHT_STRIDE: 768, STRIDE_OUT: 2304, OUT_AT: 8, HAS_BIAS: 1 },
+  gemv_codes: { WEIGHT_STRIDE: 768, STRIDE_OUT: 2304, OUT_AT: 8, HAS_BIAS: 1, OUTPUTS: 4 },
   outlier_columns: { STRIDE: 768 },
   quantize_rows: { STRIDE: 768, WORKGROUP: 64 },
-  kv_write: { STRIDE: 2304, KV_HEADS: 12, HEAD_DIM: 63, KEYS_AT: 768, VALUES_AT: 1536, WORKGROUP: 64 },
+  kv_write: { STRIDE: 2304, KV_HEADS: 12, HEAD_DIM: 63, HEAD_STRIDE: 63, KEYS_AT: 768, VALUES_AT: 1536, WORKGROUP: 64 },
   layer_norm: { COLUMNS: 768, STRIDE: 768, EPS: 1e-5, WORKGROUP: 128 },
   quantize_int8: { X_STRIDE: 768, WORKGROUP: 64 },
   quantize_nf4: { COLUMNS: 767, X_STRIDE: 768, WORKGROUP: 64 },
@@ -129,7 +157,7 @@ describe("a shader file", () => {
       const { name } = KERNEL_FILES.find(({ text }) => twin.source.endsWith(text))!;
       const [, , bindings = "", overrides = ""] = rowOf(basename(name, ".wgsl"));
       const params = Object.keys(twin.params);
-      const isEncoded = /^(gemm|gemv|dequantize)_(int8|nf4|fp4)$/.test(twin.name); // the table of libraries says what those need besides
+      const isEncoded = /^(gemm|gemv|gemv_lanes|dequantize)_(int8|nf4|fp4)$/.test(twin.name); // the table of libraries says what those need besides
       const own = (names: string[]) => names.filter((name) => !isEncoded || (name !== "scales" && name !== "COLUMNS"));
       const tensors = own(Object.keys(twin.bindings)).map((tensor) =>
         twin.bindings[tensor] === "read" ? tensor : `**${tensor}**`,
@@ -166,6 +194,11 @@ describe("a number that host and shader share is the same in both:", () => {
     expect(fields.match(/: u32/g)).toHaveLength(kernels.QUERIES_WORDS);
   });
 
+  test("the lanes of gemv_lanes", () => {
+    const lanes = constantOf("gemv_lanes.wgsl", "LANES");
+    expect(kernels.gemvLanes.bf16.workgroups({ rows: 3, outputs: lanes + 1 })).toEqual([2, 2, 1]);
+  });
+
   test("the tile of gemm", () => {
     const tile = constantOf("gemm.wgsl", "TILE");
     const { workgroups } = kernels.gemm.bf16;
@@ -183,7 +216,7 @@ describe("a number that host and shader share is the same in both:", () => {
   });
 
   test("the activations", () => {
-    const { text } = KERNEL_FILES.find(({ name }) => name === "activation.wgsl")!;
+    const { text } = LIBRARY_FILES.find(({ name }) => name === "activation.wgsl")!;
     const cases = [...text.matchAll(/^ +case (\d+)u:/gm)].map(([, value]) => Number(value));
     expect(Object.values<number>(kernels.ACTIVATIONS)).toEqual([...cases, cases.length]); // the last is the default
   });

@@ -1,4 +1,4 @@
-import type { Activation } from "../../src/kernels/index.ts";
+import type { Activation } from "../activation.ts";
 import { erfc } from "./erfc.ts";
 
 export function activation(name: Activation, x: number): number {

@@ -12,6 +12,13 @@ export const NF4 = [
   -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
   0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 ].map(f32);
+
+/** The code book of FP4, float32: the highest of four bits is the sign. */
+const FP4_MAGNITUDES = [
+  0, 0.0052083334885537624, 0.6666666865348816, 1, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25,
+].map(f32);
+export const FP4 = [...FP4_MAGNITUDES, ...FP4_MAGNITUDES.map((value) => -value)];
+
 const THRESHOLDS = NF4.slice(1).map((code, index) => f32(f32(NF4[index]! + code) / 2));
 const BLOCK = 64;
 
@@ -34,9 +41,12 @@ export function quantizeNf4(weight: Matrix): Nf4 {
   return { codes: weight.map((_, row) => codes.slice(row * columns, (row + 1) * columns)), absmax };
 }
 
-export const dequantizeNf4 = ({ codes, absmax }: Nf4): number[][] =>
+export const dequantizeNf4 = (weight: Nf4): number[][] => dequantize4bit(weight, NF4);
+
+/** By either code book. */
+export const dequantize4bit = ({ codes, absmax }: Nf4, book: readonly number[]): number[][] =>
   codes.map((row, r) =>
-    row.map((code, c) => roundBf16(f32(NF4[code]! * absmax[Math.floor((r * row.length + c) / BLOCK)]!))),
+    row.map((code, c) => roundBf16(f32(book[code]! * absmax[Math.floor((r * row.length + c) / BLOCK)]!))),
   );
 
 export interface Int8 {

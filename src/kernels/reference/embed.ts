@@ -10,3 +10,7 @@ export const embed = (
   tokens.map(({ id, position }) =>
     Array.from(tokenTable[id]!, (value, column) => roundBf16(Math.fround(value + positionTable[position]![column]!))),
   );
+
+/** A token's row times a factor, rounded to bfloat16. */
+export const embedTokens = (ids: readonly number[], tokenTable: Matrix, scale: number): number[][] =>
+  ids.map((id) => Array.from(tokenTable[id]!, (value) => roundBf16(Math.fround(value * scale))));

@@ -1,18 +1,35 @@
+import { softcap as cap } from "./softcap.ts";
+
 /** [tokens][heads][headDim] */
 export type Heads = readonly (readonly ArrayLike<number>[])[];
 
+/** What becomes of q · k: a factor, perhaps a soft cap, and how many keys a query sees, its own included. */
+export interface Scoring {
+  scale: number;
+  softcap?: number;
+  window?: number;
+}
+
 /**
  * Softmax attention of some tokens of one sequence. The first query stands at `firstPosition`, and each sees the keys
- * from the sequence's first to its own.
+ * from the sequence's first, or the first of its window, to its own.
  */
-export function attention(queries: Heads, keys: Heads, values: Heads, scale: number, firstPosition: number) {
+export function attention(
+  queries: Heads,
+  keys: Heads,
+  values: Heads,
+  { scale, softcap, window }: Scoring,
+  firstPosition: number,
+) {
+  const score = (product: number) => (softcap === undefined ? scale * product : cap(scale * product, softcap));
   return queries.map((heads, i) =>
     heads.map((query, head) => {
       const kvHead = kvHeadOf(head, { heads: heads.length, kvHeads: keys[0]!.length });
-      const visible = firstPosition + i + 1;
-      const weights = softmax(keys.slice(0, visible).map((key) => scale * dot(query, key[kvHead]!)));
+      const end = firstPosition + i + 1;
+      const first = window === undefined ? 0 : Math.max(0, end - window);
+      const weights = softmax(keys.slice(first, end).map((key) => score(dot(query, key[kvHead]!))));
       return Array.from(query, (_, dim) =>
-        weights.reduce((sum, weight, position) => sum + weight * values[position]![kvHead]![dim]!, 0),
+        weights.reduce((sum, weight, position) => sum + weight * values[first + position]![kvHead]![dim]!, 0),
       );
     }),
   );

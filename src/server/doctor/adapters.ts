@@ -1,0 +1,128 @@
+import { formatBytes } from "../../base/bytes.ts";
+import { type Check, type Finding, guarded } from "./check.ts";
+import type { DoctorContext } from "./context.ts";
+import type { FoundAdapter } from "./drivers.ts";
+import type { AdapterFacts, ProbeEvent, SpeedFacts } from "./probe.ts";
+import type { ChildEnd } from "./child.ts";
+import { ask, brief, said, whereItEnded } from "./runtime.ts";
+
+/** What each adapter is, whether its kernels compute what they should, and how fast it is; then which one a node takes. */
+export async function* adapters(context: DoctorContext, found: readonly FoundAdapter[]): AsyncGenerator<Check> {
+  for (const adapter of found) {
+    const { name } = adapter.summary;
+    const end = await ask({ probe: "adapter", name, quick: context.quick }, context, adapter.env);
+    yield guarded("adapter", name, () => describeAdapter(adapter, end));
+    if (said(end, "adapter").length === 0) continue;
+    yield guarded("self-test", name, () => judgeKernels(name, end, context.quick));
+    yield guarded("speed", name, () => describeSpeed(name, end, context.quick));
+  }
+  const end = await ask({ probe: "default", select: context.device }, context);
+  yield guarded("device", null, () => chosen(end, found));
+}
+
+function describeAdapter({ summary, driver }: FoundAdapter, end: ChildEnd<ProbeEvent>): Finding {
+  const [seen] = said(end, "adapter");
+  if (!seen) {
+    const found = `${summary.name} cannot be opened: ${whereItEnded(end) ?? "it does not say why"}`;
+    return { status: "fail", found, remedy: updateDriver(driver) };
+  }
+  const { adapter } = seen;
+  const { features, limits, memory } = adapter;
+  const has = [
+    features.subgroups ? `subgroups of ${[...new Set(features.subgroups)].join("-")}` : "no subgroups",
+    features.f16 ? "f16" : "no f16",
+    features.timestamps ? "timestamps" : "no timestamps",
+    features.packedDot ? "packed dot" : "no packed dot",
+  ];
+  const bytes = (value: number | null) => (value === null ? "unknown" : formatBytes(value));
+  return {
+    status: "ok",
+    found: `${adapter.name}: ${kindOf(adapter)}, ${adapter.description}`,
+    details: [
+      `features: ${has.join(", ")}`,
+      `limits: buffers ${formatBytes(limits.bufferBytes)}, bindings ${formatBytes(limits.bindingBytes)}, ${limits.bindingsPerKernel} of them to a kernel`,
+      `memory: ${bytes(memory.totalBytes)}, ${bytes(memory.availableBytes)} free (${memory.source})`,
+    ],
+    facts: { ...adapter, driverFile: driver },
+  };
+}
+
+const kindOf = ({ isSoftware, bundledDriver }: AdapterFacts): string =>
+  bundledDriver ? "on the CPU, bundled" : isSoftware ? "on the CPU" : "a GPU";
+
+const updateDriver = (driver: string): string =>
+  driver === "bundled" ? "report this, with the output of meshnet doctor --json" : `update the driver (${driver})`;
+
+function judgeKernels(name: string, end: ChildEnd<ProbeEvent>, quick: boolean): Finding {
+  const results = said(end, "kernel").map(({ result }) => result);
+  const [tested] = said(end, "tested");
+  const wrong = results.filter(({ status }) => status === "fail");
+  const skipped = results.filter(({ status }) => status === "skip");
+  const ended = tested ? undefined : (whereItEnded(end) ?? "ended early");
+  const facts = { seconds: tested?.seconds ?? null, kernels: results, ended: ended ?? null };
+  const right = results.length - wrong.length - skipped.length;
+  if (tested && wrong.length === 0) {
+    const some = quick ? " (--quick: not all)" : "";
+    const found = `${name}: ${right} kernels compute what they should${some}, ${tested.seconds.toFixed(1)} s`;
+    return {
+      status: "ok",
+      found,
+      details: skipped.map(({ kernel, reason }) => `not run: ${kernel}: ${reason}`),
+      facts,
+    };
+  }
+  return {
+    status: "fail",
+    found: ended ? `${name}: ${ended}` : `${name}: ${wrong.length} of ${results.length} kernels compute something else`,
+    details: wrong.map(({ kernel, reason }) => `${kernel}: ${reason}`),
+    remedy: "do not trust this device: update its driver, or take another one (--device)",
+    facts,
+  };
+}
+
+function describeSpeed(name: string, end: ChildEnd<ProbeEvent>, quick: boolean): Finding {
+  if (quick) return { status: "skip", found: `${name}: not measured (--quick)` };
+  const [seen] = said(end, "speed");
+  if (!seen)
+    return {
+      status: "fail",
+      found: `${name}: ${whereItEnded(end) ?? "not measured"}`,
+      remedy: "update its driver, or take another device (--device)",
+    };
+  const { speed } = seen;
+  return { status: "ok", found: `${name}: ${describeRates(speed)}`, facts: { ...speed } };
+}
+
+const describeRates = ({ rows, copyBytesPerSecond, gemvBytesPerSecond, gemmFlops }: SpeedFacts): string =>
+  [
+    `copies ${brief(copyBytesPerSecond / 1e9)} GB/s`,
+    `reads weights at ${brief(gemvBytesPerSecond / 1e9)} GB/s for one token`,
+    `${brief(gemmFlops / 1e9)} GFLOP/s for ${rows}`,
+  ].join(", ");
+
+function chosen(end: ChildEnd<ProbeEvent>, found: readonly FoundAdapter[]): Finding {
+  const [device] = said(end, "default");
+  if (!device) {
+    const [error] = said(end, "error");
+    const problem = whereItEnded(end) ?? "no device was found";
+    if (end.problem !== undefined && found.length > 0) {
+      const good = found.find(({ driver }) => driver !== "bundled")?.driver;
+      const remedy = good
+        ? `set VK_DRIVER_FILES=${good}, or remove the driver that fails above`
+        : "remove the driver that fails above; until then set VK_DRIVER_FILES=none for the software device in this binary";
+      return { status: "fail", found: `a node would fail: it ${problem}`, remedy };
+    }
+    return { status: "fail", found: problem, remedy: error?.hint ?? "see the checks above" };
+  }
+  const { name, isSoftware, bundledDriver } = device;
+  const facts = { name, isSoftware, bundledDriver };
+  if (!isSoftware) return { status: "ok", found: `a node takes ${name}`, facts };
+  return {
+    status: "warn",
+    found: `a node takes ${name}, which computes on the CPU: tens of times slower than a GPU`,
+    remedy: bundledDriver
+      ? "install your GPU's Vulkan driver, or Mesa 23.1 or newer (Debian, Ubuntu: mesa-vulkan-drivers)"
+      : "install your GPU's Vulkan driver, if this machine has a GPU",
+    facts,
+  };
+}

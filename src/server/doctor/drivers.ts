@@ -1,0 +1,115 @@
+import type { AdapterSummary } from "../../gpu/device.ts";
+import { DRIVER_VARIABLES, type DriverManifest, driverManifests } from "../../gpu/vulkan-drivers.ts";
+import { type Check, checkOf, type Finding, guarded } from "./check.ts";
+import type { DoctorContext } from "./context.ts";
+import { type DriverFacts, judgeDriver, loaderFinding, NOT_TRIED } from "./judge-driver.ts";
+import { ask, said, whereItEnded } from "./runtime.ts";
+
+/** An adapter, and the variables under which its driver is the only one. */
+export interface FoundAdapter {
+  readonly summary: AdapterSummary;
+  readonly env: Readonly<Record<string, string>>;
+  /** Where its driver is from, for people. */
+  readonly driver: string;
+}
+
+/**
+ * The Vulkan loader, then each installed driver as the only one and in a process of its own, then the one that the binary
+ * carries. Where the system's way to a GPU is not Vulkan, there are no drivers to tell apart.
+ */
+export async function* drivers(
+  context: DoctorContext,
+  adapters: FoundAdapter[],
+  hasRuntime: boolean,
+): AsyncGenerator<Check> {
+  const hasVulkan = process.platform === "linux";
+  if (hasVulkan) {
+    const manifests = driverManifests(context.env);
+    const loader = await ask({ probe: "loader" }, context);
+    const [version] = said(loader, "loader");
+    const bundled = await bundledAdapters(context, hasRuntime);
+    const facts = { version: version?.version ?? null, path: version?.path ?? null, manifests: manifests.length };
+    const problem = whereItEnded(loader);
+    yield guarded("vulkan-loader", null, () => loaderFinding(facts, problem, bundled.adapters.length > 0, context));
+    const installed = version ? manifests : [];
+    const looked: DriverFacts[] = [];
+    for (const manifest of installed) looked.push(await lookAt(manifest, context, adapters, hasRuntime));
+    for (const facts of looked) {
+      const others = looked.some((other) => other !== facts && other.usable.length > 0) || bundled.adapters.length > 0;
+      yield guarded("driver", facts.manifest, () => judgeDriver(facts, others, hasRuntime));
+    }
+    adapters.push(...bundled.adapters);
+    yield checkOf("driver", { subject: "bundled", ...bundled.finding });
+    return;
+  }
+  const { events } = await ask({ probe: "adapters" }, context);
+  for (const { adapters: found } of said({ events }, "adapters")) {
+    adapters.push(...found.map((summary) => ({ summary, env: {}, driver: "the system's" })));
+  }
+}
+
+const only = (manifest: string): Record<string, string> =>
+  Object.fromEntries(DRIVER_VARIABLES.map((name) => [name, manifest]));
+
+async function lookAt(
+  { path, library, problem }: DriverManifest,
+  context: DoctorContext,
+  adapters: FoundAdapter[],
+  hasRuntime: boolean,
+): Promise<DriverFacts> {
+  const own = { manifest: path, library: library ?? null };
+  if (problem !== undefined) return { ...own, problem, devices: [], usable: [], said: [] };
+  const env = only(path);
+  const asked = await ask({ probe: "driver" }, context, { ...env, VK_LOADER_DEBUG: "error,warn" });
+  const [seen] = said(asked, "devices");
+  const heard = asked.stderr.filter((line) => /^(ERROR|WARNING)/.test(line)).map(plain);
+  const problemThere = asked.problem === undefined ? null : whereItEnded(asked)!;
+  if (problemThere !== null) return { ...own, problem: problemThere, devices: [], usable: [], said: heard };
+  const devices = seen?.devices ?? [];
+  if (devices.length === 0 || !hasRuntime) return { ...own, problem: null, devices, usable: [], said: heard };
+
+  const opened = await ask({ probe: "adapters" }, context, env);
+  const [list] = said(opened, "adapters");
+  if (!list)
+    return { ...own, problem: whereItEnded(opened) ?? "Dawn did not answer", devices, usable: [], said: heard };
+  const found = list.adapters.filter(({ bundledDriver }) => !bundledDriver);
+  adapters.push(...found.map((summary) => ({ summary, env, driver: path })));
+  // Dawn says of every good device as well that it uses less of it than there is.
+  const warnings = list.warnings.filter((line) => line.startsWith("Warning: ") && !line.includes("artificially"));
+  return { ...own, problem: null, devices, usable: found.map(({ name }) => name), said: warnings.map(plain) };
+}
+
+const plain = (line: string): string => line.replace(/^(ERROR|WARNING|Warning):\s*(\[[^\]]*\])?\s*/, "").trim();
+
+async function bundledAdapters(
+  context: DoctorContext,
+  hasRuntime: boolean,
+): Promise<{ adapters: FoundAdapter[]; finding: Finding }> {
+  if (!hasRuntime) return { adapters: [], finding: { status: "skip", found: NOT_TRIED } };
+  const env = only(NO_DRIVER);
+  const end = await ask({ probe: "adapters" }, context, env);
+  const [list] = said(end, "adapters");
+  const found = (list?.adapters ?? []).filter(({ bundledDriver }) => bundledDriver);
+  const problem = whereItEnded(end) ?? null;
+  const usable = found.map(({ name }) => name);
+  const heard = list?.warnings ?? [];
+  const facts = { manifest: "bundled", library: null, problem, devices: [], usable, said: heard };
+  const adapters = found.map((summary) => ({ summary, env, driver: "bundled" }));
+  if (found.length > 0)
+    return { adapters, finding: { status: "ok", found: `in this binary: ${found[0]!.description}`, facts } };
+  if (process.arch !== "x64")
+    return { adapters, finding: { status: "skip", found: "no software driver is made for this machine", facts } };
+  const reason = problem ?? heard.at(-1) ?? "it does not say why";
+  return {
+    adapters,
+    finding: {
+      status: "warn",
+      found: `the software driver in this binary cannot be used: ${reason}`,
+      remedy: "see the checks above; an installed driver does without it",
+      facts: { ...facts, problem: reason },
+    },
+  };
+}
+
+/** A manifest that is nowhere: then no driver is installed. */
+const NO_DRIVER = "/dev/null/no-driver.json";

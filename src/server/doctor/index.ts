@@ -1,0 +1,3 @@
+export { PROBE_COMMAND } from "./child.ts";
+export { answerProbe, type ProbeEvent, type ProbeRequest } from "./probe.ts";
+export { type Check, type CheckStatus, type DoctorOptions, type DoctorReport, examine, reportOf } from "./doctor.ts";

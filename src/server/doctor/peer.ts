@@ -1,0 +1,42 @@
+import { formatBytes } from "../../base/bytes.ts";
+import { probePeer } from "../../mesh/probe.ts";
+import { PROTOCOL_VERSION } from "../../protocol/headers.ts";
+import type { Finding } from "./check.ts";
+
+/** Another node, from here: reachable, version, model, round trip, throughput. Throws as `probePeer` does. */
+export async function peer(url: string): Promise<Finding> {
+  const report = await probePeer(url);
+  const { info, notReady, roundTripSeconds, uploadBytesPerSecond, tokenSeconds, problems } = report;
+  const rates = [
+    `${(roundTripSeconds * 1000).toPrecision(2)} ms to it and back`,
+    uploadBytesPerSecond === null ? "throughput not measured" : `${formatBytes(uploadBytesPerSecond)}/s towards it`,
+    tokenSeconds === null
+      ? "speed not measured"
+      : `${(tokenSeconds * 1000).toPrecision(2)} ms for a token in its layers`,
+  ];
+  const details = [
+    `model: ${info.model_id}, layers ${info.start}-${info.end} of ${info.layers}, ${info.quantization}`,
+    `protocol version ${info.v}, device: ${info.device}`,
+    `next node: ${info.next ?? "none"}`,
+    ...problems,
+  ];
+  const facts = { ...report, info: { ...info } };
+  const found = `${report.url}: ${rates.join(", ")}`;
+  if (info.v !== PROTOCOL_VERSION) {
+    return {
+      status: "fail",
+      found: `${report.url} speaks protocol version ${info.v}, and this meshnet ${PROTOCOL_VERSION}`,
+      details,
+      remedy: "run the same version of meshnet on both",
+      facts,
+    };
+  }
+  if (notReady !== null) {
+    const remedy = "look at its log, and at the node after it";
+    return { status: "fail", found: `${report.url} is not ready: ${notReady}`, details, remedy, facts };
+  }
+  if (problems.length > 0) {
+    return { status: "warn", found, details, remedy: "look at its log", facts };
+  }
+  return { status: "ok", found, details, facts };
+}

@@ -1,0 +1,265 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { SELF_TESTS } from "../../src/engine/self-test/index.ts";
+import { CHECK_IDS } from "../../src/server/doctor/check.ts";
+import type { Check, DoctorReport } from "../../src/server/doctor/index.ts";
+import { type BareRoot, bareRoot, canMakeRoots } from "../support/bare-root.ts";
+import { writeCrashingLibrary } from "../support/broken-library.ts";
+import { softwareDevices } from "../support/device.ts";
+import { NodeProcess, run, type RunOptions } from "../support/meshnet.ts";
+import { TINY } from "../support/oracle.ts";
+import { temporaryFolder } from "../support/safetensors.ts";
+
+const ROOT = join(import.meta.dir, "../..");
+const folder = temporaryFolder();
+afterAll(() => folder[Symbol.dispose]());
+
+/** A port that no other test and no node of somebody's is likely to have. */
+const PORT = ["--port", "18765"];
+
+/** The doctor's JSON: nothing else may be on stdout, and nothing on stderr. */
+async function examine(words: string[], { env, ...options }: RunOptions = {}) {
+  const { code, stdout, stderr } = await run(["doctor", "--json", "--offline", ...PORT, ...words], {
+    ...options,
+    env: { TMPDIR: "/tmp", ...env },
+  });
+  expect(stderr).toBe("");
+  const report: DoctorReport = JSON.parse(stdout);
+  expect(code).toBe(report.ok ? 0 : 1);
+  const failed = report.checks.filter(({ status }) => status === "fail");
+  expect(report.ok).toBe(failed.length === 0);
+  for (const check of report.checks) expect(Object.keys(check)).toEqual(KEYS);
+  for (const { status, remedy } of report.checks) {
+    if (status === "fail" || status === "warn") expect(remedy).toBeTruthy();
+  }
+  return { report, code, ...lookIn(report) };
+}
+
+const KEYS = ["id", "subject", "status", "found", "details", "remedy", "facts"];
+
+const lookIn = ({ checks }: DoctorReport) => ({
+  all: (id: Check["id"]) => checks.filter((check) => check.id === id),
+  one: (id: Check["id"], subject?: string) =>
+    checks.find((check) => check.id === id && (subject === undefined || check.subject === subject))!,
+});
+
+const manifest = (name: string, content: object | string): string => {
+  const path = join(folder.path, name);
+  writeFileSync(path, typeof content === "string" ? content : JSON.stringify(content));
+  return path;
+};
+const driver = (name: string, library_path: string): string =>
+  manifest(name, { file_format_version: "1.0.0", ICD: { library_path, api_version: "1.3.0" } });
+
+const [lavapipe, swiftshader] = softwareDevices;
+const hasBoth = lavapipe!.adapter !== undefined && swiftshader!.adapter !== undefined;
+
+describe.skipIf(!hasBoth)("the doctor on a machine that is well (needs lavapipe and SwiftShader)", () => {
+  let found: Awaited<ReturnType<typeof examine>>;
+  let node: NodeProcess;
+  beforeAll(async () => {
+    node = new NodeProcess(["--model-id", TINY, "--shard-end", "2", "--max-context", "64", "--device", "cpu"]);
+    const url = await node.url;
+    found = await examine(["--model-id", TINY, "--max-sessions", "2", "--peer", url]);
+  }, 120_000);
+  afterAll(() => node.stop("SIGKILL"));
+
+  test("finds nothing wrong", () => {
+    expect(found.report.checks.filter(({ status }) => status === "fail")).toEqual([]);
+    expect(found.report).toMatchObject({ schema: 1, quick: false, ok: true });
+    expect([...new Set(found.report.checks.map(({ id }) => id))]).toEqual([...CHECK_IDS]);
+  });
+
+  test("describes each device, and runs every kernel on it", () => {
+    for (const { adapter } of softwareDevices) {
+      expect(found.one("adapter", adapter)).toMatchObject({
+        status: "ok",
+        facts: { name: adapter, isSoftware: true, features: { f16: expect.any(Boolean), packedDot: true } },
+      });
+      const { kernels, seconds } = found.one("self-test", adapter).facts as { kernels: unknown[]; seconds: number };
+      const ok = { status: "ok", reason: null };
+      expect(kernels).toEqual(SELF_TESTS.map(({ name: kernel }) => ({ kernel, ...ok })));
+      expect(seconds).toBeGreaterThan(0);
+      const speed = found.one("speed", adapter).facts;
+      for (const rate of ["copyBytesPerSecond", "gemvBytesPerSecond", "gemmFlops"])
+        expect(speed[rate]).toBeGreaterThan(1e6);
+    }
+    expect(found.one("device").facts["name"]).toBe(lavapipe!.adapter);
+  });
+
+  test("says how much of a model fits, and the command that starts the node", async () => {
+    const { status, facts } = found.one("model");
+    expect(status).toBe("ok");
+    expect(facts["rows"]).toEqual(
+      ["bfloat16", "int8", "nf4"].map((quantization) =>
+        expect.objectContaining({ quantization, maxContext: 256, layers: 4, end: 4 }),
+      ),
+    );
+    const command = facts["command"] as string[];
+    expect(command.join(" ")).toBe(
+      `meshnet node --model-id ${TINY} --shard-start 0 --shard-end 4 --max-sessions 2 --offline`,
+    );
+    await using started = new NodeProcess(command.slice(2));
+    await started.ready();
+  }, 30_000);
+
+  test("tests the node that it was told of", () => {
+    const { facts } = found.one("peer");
+    expect(facts["info"]).toMatchObject({ model_id: TINY, start: 0, end: 2 });
+    expect(facts["roundTripSeconds"]).toBeGreaterThan(0);
+    expect(facts["uploadBytesPerSecond"]).toBeGreaterThan(0);
+    expect(facts["tokenSeconds"]).toBeGreaterThan(0);
+  });
+
+  test("gives every fact that docs/doctor.md names, and no other", () => {
+    const docs = readFileSync(join(ROOT, "docs/doctor.md"), "utf8");
+    const [, block = ""] = /```facts\n([^]*?)```/.exec(docs) ?? [];
+    const rows = block
+      .trim()
+      .split("\n")
+      .map((line) => line.split(/ +/));
+    const documented = Object.fromEntries(rows.map(([id, ...names]) => [id, names]));
+    const given = Object.fromEntries(found.report.checks.map(({ id, facts }) => [id, Object.keys(facts).toSorted()]));
+    expect(given).toEqual(documented);
+    for (const { id, facts } of found.report.checks) expect(Object.keys(facts).toSorted()).toEqual(given[id]!);
+  });
+});
+
+describe.skipIf(!hasBoth)("the doctor names the driver (needs lavapipe and SwiftShader)", () => {
+  test("that crashes, those that cannot be loaded, and goes on with the good ones", async () => {
+    const library = join(folder.path, "libcrash.so");
+    writeCrashingLibrary(library);
+    const bad = {
+      crashing: driver("crashing.json", library),
+      missing: driver("missing.json", "/nonexistent/libdriver.so"),
+      broken: manifest("broken.json", "{"),
+      nameless: manifest("nameless.json", {}),
+    };
+    const { one, report } = await examine(["--quick"], { env: { VK_DRIVER_FILES: Object.values(bad).join(":") } });
+    const crashed = one("driver", bad.crashing);
+    expect(crashed).toMatchObject({
+      status: "fail",
+      facts: { library, problem: expect.stringContaining("crashed (SIG") },
+    });
+    expect(crashed.remedy).toContain(library);
+    expect(one("driver", bad.missing)).toMatchObject({
+      status: "warn",
+      found: expect.stringContaining("/nonexistent/libdriver.so: cannot open shared object file"),
+    });
+    expect(one("driver", bad.broken)).toMatchObject({ status: "warn", found: expect.stringContaining("JSON") });
+    expect(one("driver", bad.nameless).found).toContain("it names no library");
+    expect(one("adapter", swiftshader!.adapter)).toMatchObject({ status: "ok" });
+    expect(one("self-test", swiftshader!.adapter)).toMatchObject({ status: "ok" });
+    // The loader takes all drivers into a node's process.
+    expect(one("device")).toMatchObject({ status: "fail", remedy: expect.stringContaining("VK_DRIVER_FILES") });
+    expect(report.checks.at(-1)!.id).toBe("port");
+  }, 30_000);
+
+  test("variable that names none", async () => {
+    const { one, code } = await examine(["--quick"], { env: { VK_ICD_FILENAMES: "" } });
+    const { status, found, remedy } = one("vulkan-loader");
+    expect({ code, status }).toEqual({ code: 0, status: "warn" });
+    expect(found).toContain("VK_ICD_FILENAMES= names no driver");
+    expect(remedy).toContain("unset VK_ICD_FILENAMES");
+    expect(one("device")).toMatchObject({ status: "warn", facts: { bundledDriver: true } });
+  }, 30_000);
+});
+
+describe("the doctor", () => {
+  test("says why a place for models cannot be written, and which port is free instead of a taken one", async () => {
+    using taken = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } });
+    const file = manifest("a-file", "no folder");
+    const words = ["--quick", "--cache-dir", join(file, "cache"), "--port", String(taken.port)];
+    const { code, stdout, stderr } = await run(["doctor", "--offline", ...words]);
+    expect({ code, stderr }).toEqual({ code: 1, stderr: "" });
+    expect(stdout).not.toContain("\x1b");
+    expect(stdout).toMatch(/^fail {2}cache +.*a-file\/cache cannot be written: .*\n +→ .*--cache-dir/m);
+    expect(stdout).toMatch(new RegExp(`^warn {2}port +port ${taken.port} .*\n +→ .*--port \\d+, which is free`, "m"));
+    expect(stdout).toMatch(/^skip {2}Hub +not asked \(--offline\)$/m);
+    expect(stdout.trimEnd()).toMatch(/something is wrong: \d+ ok, \d+ warnings?, 1 failed, \d+ skipped$/);
+  }, 30_000);
+
+  test("says when a model, a memory limit or a peer is not to be had, and goes on", async () => {
+    const { one, code } = await examine(
+      `--quick --model-id ${TINY} --memory-limit 1MiB --peer http://127.0.0.1:9`.split(" "),
+    );
+    expect(code).toBe(1);
+    expect(one("model")).toMatchObject({
+      status: "fail",
+      found: expect.stringContaining("no layer fits"),
+      facts: { command: null },
+    });
+    expect(one("peer")).toMatchObject({
+      status: "fail",
+      found: expect.stringContaining("nothing listens there"),
+      remedy: expect.stringContaining("start it"),
+    });
+  }, 30_000);
+
+  test.each([
+    [["--port", "http"], /--port http/],
+    [["--memory-limit", "much"], /--memory-limit much/],
+    [["--quik"], /did you mean --quick/],
+  ])("refuses %j as wrong usage", async (words, says) => {
+    const { code, stdout, stderr } = await run(["doctor", ...words]);
+    expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
+    expect(stderr).toMatch(says);
+  });
+});
+
+const NATIVE = join(ROOT, "dist/native/linux-x64");
+const [LOADER, LIBGCC] = [join(NATIVE, "libvulkan.so"), join(NATIVE, "libgcc_s.so")];
+
+const needsRoots = canMakeRoots ? "" : " (this machine lets no test make roots)";
+describe.skipIf(!canMakeRoots || process.arch !== "x64")(`the doctor in a root with${needsRoots}`, () => {
+  const inRoot = async (root: BareRoot, env: Record<string, string> = {}) =>
+    examine(["--quick"], { wrapper: root.wrapper, env: { HOME: "/", ...env } });
+
+  test("nothing but a C library uses what the binary carries, and says what is missing", async () => {
+    using root = bareRoot();
+    const { one, code, all } = await inRoot(root, { TMPDIR: "/nonexistent" });
+    expect(code).toBe(0);
+    expect(one("c-library")).toMatchObject({ status: "ok", facts: { libstdcxx: null, bundledRuntimeUsed: true } });
+    expect(one("c-library").found).toContain("no libstdc++ that can be used; the one in this binary is used");
+    expect(one("gpu-runtime")).toMatchObject({ status: "ok", facts: { from: "memory with the bundled C++ runtime" } });
+    expect(one("vulkan-loader")).toMatchObject({ status: "warn", remedy: expect.stringContaining("libvulkan1") });
+    expect(one("vulkan-loader").found).toContain("there is no Vulkan loader");
+    expect(one("temporary-folder")).toMatchObject({ status: "warn", remedy: expect.stringContaining("TMPDIR") });
+    expect(one("temporary-folder").found).toBe("/nonexistent cannot be written; /tmp is used");
+    expect(all("driver").map(({ subject }) => subject)).toEqual(["bundled"]);
+    expect(one("device")).toMatchObject({ status: "warn", facts: { bundledDriver: true } });
+    expect(one("self-test")).toMatchObject({ status: "ok" });
+  }, 30_000);
+
+  test("a loader without drivers, and a libstdc++ that is broken, names both", async () => {
+    const libraries = { "libvulkan.so.1": LOADER, "libgcc_s.so.1": LIBGCC, "libstdc++.so.6": undefined };
+    using root = bareRoot({ libraries });
+    const { one, code } = await inRoot(root);
+    expect(code).toBe(0);
+    expect(one("vulkan-loader")).toMatchObject({
+      status: "warn",
+      remedy: expect.stringContaining("mesa-vulkan-drivers"),
+    });
+    expect(one("vulkan-loader").found).toContain("but no driver is installed");
+    expect(one("gpu-runtime").details.join()).toContain("libstdc++.so.6: file too short");
+    expect(one("device")).toMatchObject({ status: "warn", facts: { bundledDriver: true } });
+  }, 30_000);
+
+  test("no folder that can be written has no device, and says that and why", async () => {
+    using root = bareRoot({ libraries: { "libvulkan.so.1": LOADER }, isReadOnly: true });
+    const { one, code, all } = await inRoot(root);
+    expect(code).toBe(1);
+    expect(one("temporary-folder")).toMatchObject({ status: "fail", remedy: expect.stringContaining("set TMPDIR") });
+    expect(one("temporary-folder").details.join("\n")).toContain("/tmp: EROFS");
+    expect(one("driver", "bundled")).toMatchObject({
+      status: "warn",
+      found: expect.stringContaining("no folder is writable"),
+    });
+    expect(all("adapter")).toEqual([]);
+    expect(one("device")).toMatchObject({ status: "fail", remedy: expect.stringContaining("install a Vulkan driver") });
+    expect(one("cache")).toMatchObject({ status: "fail", remedy: expect.stringContaining("--cache-dir") });
+    expect(one("vulkan-loader")).toMatchObject({ status: "fail", found: expect.stringContaining("libgcc_s.so.1") });
+    expect(one("gpu-runtime")).toMatchObject({ status: "ok" });
+  }, 30_000);
+});
