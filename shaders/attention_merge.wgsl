@@ -9,6 +9,7 @@ const WORKGROUP = 64u;
 
 struct Params {
   chunks: u32, // of the longest sequence
+  first_run: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -18,7 +19,7 @@ struct Params {
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-  let run = queries[group.x];
+  let run = queries[params.first_run + group.x];
   let head = group.y;
   let chunks = run.first_position / KEYS + 1u;
   let first = (group.x * HEADS + head) * params.chunks * (HEAD_DIM + 2u);
@@ -27,7 +28,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var maximum = LOWEST;
     var total = 0.0;
     var output = 0.0;
-    for (var chunk = 0u; chunk < chunks; chunk++) {
+    for (var chunk = first_visible(run.first_position) / KEYS; chunk < chunks; chunk++) {
       let at = first + chunk * (HEAD_DIM + 2u);
       let merged = max(maximum, partial[at]);
       let keep = exp(maximum - merged);

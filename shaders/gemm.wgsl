@@ -1,9 +1,10 @@
-// y[row, first_output + n] = Σ_k x[row, k] * weight8(n, k) + bias[first_output + n], for many rows      (prefill)
+// y[row, OUT_AT + first_output + n] = Σ_k x[row, k] * weight8(n, k) + bias[first_output + n], for many rows      (prefill)
 //
 // A workgroup of 8 × 8 lanes makes a tile of 32 rows × 32 outputs, each lane 4 × 4 of them in registers, eight apart.
 // 32 columns of both operands at a time pass through workgroup memory, where a lane reads four columns of a row at once.
 // The order of addition is that of `gemv`: within a block of 32 columns from first to last, then block by block.
 override STRIDE_OUT: u32;
+override OUT_AT: u32; // column of y that output 0 makes
 override HAS_BIAS: u32; // 0: `bias` is not read
 override ROUND: u32; // 1: the output is rounded to bfloat16
 
@@ -15,7 +16,7 @@ const LINE = 9u; // vec4s from one row to the next: 8, and one so that neighbour
 struct Params {
   rows: u32,
   outputs: u32, // rows of this weight
-  first_output: u32, // column of y that its first row makes
+  first_output: u32, // the output that its first row makes
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -103,5 +104,5 @@ fn store(row: u32, output: u32, sum: f32) {
   if (HAS_BIAS == 1u) {
     value += bias[column];
   }
-  y[row * STRIDE_OUT + column] = select(value, round_bf16(value), ROUND == 1u);
+  y[row * STRIDE_OUT + OUT_AT + column] = select(value, round_bf16(value), ROUND == 1u);
 }

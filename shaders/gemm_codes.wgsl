@@ -1,4 +1,4 @@
-// y[row, first_output + n] = LLM.int8() of Σ_k codes[row, k] * weight[n, k], both in codes of 8 bits, for many rows
+// y[row, OUT_AT + first_output + n] = LLM.int8() of Σ_k codes[row, k] * weight[n, k], both in codes of 8 bits, for many rows
 //
 // The tiles of `gemm`: a workgroup of 8 × 8 lanes makes 32 rows × 32 outputs, each lane 4 × 4 of them, eight apart, and 32
 // columns of both operands at a time pass through workgroup memory, four to a word.

@@ -1,4 +1,4 @@
-// y[row, first_output + n] = Σ_k x[row, k] * weight8(n, k) + bias[first_output + n], for a few rows      (decode)
+// y[row, OUT_AT + first_output + n] = Σ_k x[row, k] * weight8(n, k) + bias[first_output + n], for a few rows      (decode)
 //
 // A workgroup makes OUTPUTS neighbouring outputs of one row. The sum over k has one order, whatever the kernel: blocks
 // of 32 columns, each added up from its first column to its last, then the blocks from first to last. `gemm` keeps the
@@ -6,6 +6,7 @@
 // Each of the 32 lanes of an output takes every 32nd block: a run of 64 weight bytes, and its loads use up whole cache lines.
 override OUTPUTS: u32;
 override STRIDE_OUT: u32;
+override OUT_AT: u32; // column of y that output 0 makes
 override HAS_BIAS: u32; // 0: `bias` is not read
 override ROUND: u32; // 1: the output is rounded to bfloat16
 override BLOCKS: u32; // ceil(WEIGHT_STRIDE / 32)
@@ -16,7 +17,7 @@ const BLOCK8 = 4u; // columns of a block, in loads of eight
 
 struct Params {
   outputs: u32, // rows of this weight
-  first_output: u32, // column of y that its first row makes
+  first_output: u32, // the output that its first row makes
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -65,6 +66,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (HAS_BIAS == 1u) {
       total += bias[column];
     }
-    y[row * STRIDE_OUT + column] = select(total, round_bf16(total), ROUND == 1u);
+    y[row * STRIDE_OUT + OUT_AT + column] = select(total, round_bf16(total), ROUND == 1u);
   }
 }

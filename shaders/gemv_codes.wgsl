@@ -1,4 +1,4 @@
-// y[row, first_output + n] = LLM.int8() of Σ_k codes[row, k] * weight[n, k], both in codes of 8 bits, for a few rows
+// y[row, OUT_AT + first_output + n] = LLM.int8() of Σ_k codes[row, k] * weight[n, k], both in codes of 8 bits, for a few rows
 //
 // A workgroup makes OUTPUTS neighbouring outputs of one row; each of the 32 lanes of an output takes every 32nd load of eight
 // columns. Sums of integers are exact in any order, up to 133 144 columns.

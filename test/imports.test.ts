@@ -35,7 +35,7 @@ const ARROWS: Record<string, string[]> = {
     "base",
   ],
   mesh: ["protocol", "base"],
-  engine: ["weights", "models", "nn", "kernels", "gpu", "base"],
+  engine: ["weights", "models", "nn", "kernels", "gpu", "quant", "protocol", "base"],
   weights: ["models", "nn", "kernels", "gpu", "safetensors", "quant", "base"],
   models: ["nn", "base"],
   nn: ["kernels", "gpu", "base"],
@@ -58,7 +58,7 @@ const OUTSIDE: Record<string, string[]> = {
   kernels: ["shaders"],
   gpu: ["webgpu", "dist"],
   hub: ["@huggingface/hub"],
-  tokenizer: ["@huggingface/tokenizers"],
+  tokenizer: ["@huggingface/tokenizers", "@huggingface/jinja"],
 };
 
 const SOURCE = join(import.meta.dir, "../src");

@@ -1,5 +1,6 @@
 // The second half of LLM.int8(): from the sum of the products of codes to an output, as bitsandbytes makes it on a CPU.
 override STRIDE_OUT: u32;
+override OUT_AT: u32; // column of y that output 0 makes
 override HAS_BIAS: u32; // 0: `bias` is not read
 
 const SCALES = 8; // where lib/weight_int8 binds SCB of each row of the weight
@@ -7,7 +8,7 @@ const SCALES = 8; // where lib/weight_int8 binds SCB of each row of the weight
 struct Params {
   rows: u32,
   outputs: u32, // rows of this weight
-  first_output: u32, // column of y that its first row makes
+  first_output: u32, // the output that its first row makes
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -45,7 +46,7 @@ fn store(row: u32, output: u32, total: i32) {
   if (atomicLoad(&outlier_word) != 0u) {
     value = round_bf16(value + outlier_sum(row, output));
   }
-  y[row * STRIDE_OUT + column] = value;
+  y[row * STRIDE_OUT + OUT_AT + column] = value;
 }
 
 // A compiler may join a product and the sum behind it into one rounding, and here there are two: it does not know that

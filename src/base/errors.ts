@@ -38,6 +38,7 @@ export const ERRORS = {
   model_mismatch: { status: 409, exit: 1 },
   from_layer: { status: 409, exit: 1 },
   session_lost: { status: 409, exit: 1 },
+  step_conflict: { status: 409, exit: 1 },
   too_large: { status: 413, exit: 1 },
   impossible: { status: 422, exit: 1 },
   hidden_size: { status: 422, exit: 1 },

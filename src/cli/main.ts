@@ -8,6 +8,8 @@ import { nearestName } from "./strict.ts";
 const COMMANDS: Record<string, () => Promise<Command>> = {
   node: async () => (await import("./node.ts")).node,
   generate: async () => (await import("./generate.ts")).generate,
+  plan: async () => (await import("./plan.ts")).plan,
+  doctor: async () => (await import("./doctor.ts")).doctor,
   cache: async () => (await import("./cache.ts")).cache,
   bench: async () => (await import("./bench.ts")).bench,
   verify: async () => (await import("./verify.ts")).verifyCommand,
@@ -35,6 +37,7 @@ async function dispatch([name, ...words]: readonly string[]): Promise<number> {
     console.error(await overview());
     return EXIT_USAGE;
   }
+  if (name === "doctor-probe") return (await import("./doctor-probe.ts")).doctorProbe(words); // the doctor's own children
   const load = Object.hasOwn(COMMANDS, name) ? COMMANDS[name] : undefined;
   if (!load) throw unknownCommand(name);
   const command = await load();

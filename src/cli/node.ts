@@ -2,11 +2,22 @@ import type { ArgsDef } from "citty";
 import { formatBytes } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
 import { formatSpan } from "../base/span.ts";
+import { describeMemory } from "../server/fit.ts";
 import { startNode } from "../server/node.ts";
-import { type NodeConfig, type NodePlan, planNode, type Quantization, QUANTIZATIONS } from "../server/plan-node.ts";
+import {
+  DEFAULT_CONTEXT,
+  DEFAULT_SESSIONS,
+  MAX_ROWS,
+  type NodeConfig,
+  type NodePlan,
+  planNode,
+  type Quantization,
+  QUANTIZATIONS,
+} from "../server/plan-node.ts";
 import { defineCommand } from "./command.ts";
 import { hubFlags, logFlags, loggerOf, wholeNumber, wordList } from "./flags.ts";
 import { megabytes, showDownload, StatusLine } from "./progress.ts";
+import { byteSize } from "./units.ts";
 
 const flags = {
   "model-id": {
@@ -41,6 +52,11 @@ const flags = {
     valueHint: "auto|cpu|NAME",
     description: "The adapter: any, a software one, or a part of its name",
   },
+  "memory-limit": {
+    type: "string",
+    valueHint: "SIZE",
+    description: "The most that the node may take of the device, as 8GiB or 500MB (default: what there is)",
+  },
   quantization: {
     type: "enum",
     options: [...QUANTIZATIONS],
@@ -54,7 +70,13 @@ const flags = {
   "max-context": {
     type: "string",
     valueHint: "T",
-    description: "The longest sequence, in tokens (default: the model's own)",
+    description: `The longest sequence, in tokens (default: the model's own, at most ${DEFAULT_CONTEXT})`,
+  },
+  "max-sessions": {
+    type: "string",
+    default: String(DEFAULT_SESSIONS),
+    valueHint: "N",
+    description: "Sequences of that length to keep room for; shorter ones are more",
   },
   ...hubFlags,
   "whole-files": {
@@ -88,9 +110,11 @@ export const node = defineCommand({
       allowedHosts: wordList(args["allow-host"]).map(hostName),
       allowedOrigins: wordList(args["allow-origin"]).map(originName),
       device: args.device,
+      memoryLimit: args["memory-limit"] === undefined ? undefined : byteSize("--memory-limit", args["memory-limit"]),
       quantization: args.quantization as Quantization | undefined,
       int8Activations: args["int8-activations"],
       maxContext: wholeNumber("max-context", args["max-context"], 1),
+      maxSessions: wholeNumber("max-sessions", args["max-sessions"], 1, MAX_ROWS),
       offline: args.offline,
       cacheDir: args["cache-dir"],
       wholeFiles: args["whole-files"],
@@ -159,18 +183,15 @@ function stopSignal(): Promise<"stop"> {
 }
 
 function describePlan({ snapshot, config, load, fetch }: NodePlan): string {
-  const { span, maxContext } = load.options;
+  const { span } = load.options;
   const rows = [
     ["model", `${snapshot.modelId} (${config.modelType}, ${span.total} layers)`],
     ["layers", formatSpan(span)],
     ["files", [...new Set(load.weights.map(({ source }) => source.file.name))].join(", ")],
     ["read", `${formatBytes(load.readBytes)} in ${load.weights.length} tensors`],
     ["fetch", describeFetch(fetch)],
-    ["weights", formatBytes(load.weightBytes)],
-    ["activations", `${formatBytes(load.bufferBytes)} for a context of ${maxContext} tokens`],
-    ["device", formatBytes(load.deviceBytes)],
   ];
-  return rows.map(([name, value]) => `${name!.padEnd(12)} ${value}`).join("\n");
+  return [...rows.map(([name, value]) => `${name!.padEnd(12)} ${value}`), "", ...describeMemory(load)].join("\n");
 }
 
 const describeFetch = ({ hereBytes, fetchBytes, checkpointBytes }: NodePlan["fetch"]): string =>

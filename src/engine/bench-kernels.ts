@@ -3,8 +3,8 @@ import { Commands } from "../gpu/commands.ts";
 import type { Device } from "../gpu/device.ts";
 import { type Pipeline, PipelineCache } from "../gpu/kernel.ts";
 import { strideOf, type Tensor, TensorStore } from "../gpu/tensor.ts";
-import { type Encoding, gemm, gemv, GEMV_OUTPUTS } from "../kernels/index.ts";
-import type { Matrix, MatrixPart } from "../nn/index.ts";
+import type { Encoding } from "../kernels/index.ts";
+import { compileProducts, type Matrix, type MatrixPart } from "../nn/index.ts";
 import { quantizeMatrix } from "../weights/quantize.ts";
 
 /** A weight [outputs, columns] and the encodings in which it is multiplied. */
@@ -212,18 +212,17 @@ async function compile(
   columns: number,
   device: Device,
 ): Promise<LinearPipeline> {
-  const pipelines = PipelineCache.of(device);
   const stride = strideOf(columns, "bf16");
   const constants = {
     WEIGHT_STRIDE: stride,
     COLUMNS: columns,
     STRIDE_OUT: strideOf(outputs, "f32"),
+    OUT_AT: 0,
     HAS_BIAS: 0,
     ROUND: 0,
   };
-  if (kernel === "gemm") return pipelines.compile(gemm[encoding], constants);
-  const more = { ...constants, OUTPUTS: GEMV_OUTPUTS, BLOCKS: ceilDiv(stride, 32) };
-  return pipelines.compile(gemv[encoding], more) as Promise<Pipeline<never, never, Dims>> as Promise<LinearPipeline>;
+  const { few, many } = await compileProducts(encoding, constants, { device, pipelines: PipelineCache.of(device) });
+  return kernel === "gemm" ? many : few;
 }
 
 /** Values of about ±0.05 with every sign and many exponents: what they are does not matter, but no NaN shall be there. */

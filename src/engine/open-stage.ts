@@ -8,7 +8,9 @@ import { strideOf, TensorStore } from "../gpu/tensor.ts";
 import { argmax, gatherRows, packBf16, unpackBf16, WORKGROUP } from "../kernels/index.ts";
 import type { Family, ModelConfig } from "../models/index.ts";
 import { loadWeights } from "../weights/load.ts";
+import { largestRead, memoryPlan } from "../weights/memory-plan.ts";
 import type { LoadPlan } from "../weights/plan.ts";
+import { proveRoom } from "./prove-room.ts";
 import { GpuStage } from "./stage.ts";
 
 export interface StageSource {
@@ -29,26 +31,43 @@ export interface StageSource {
 export async function openStage(source: StageSource): Promise<GpuStage> {
   const { device, plan } = source;
   checkBindings(plan, device.maxBindingBytes);
+  await checkRoom(source);
   const store = new TensorStore(device);
-  const commands = new Commands(device);
+  let commands: Commands | undefined;
+  device.gpu.pushErrorScope("validation"); // for what is done with a buffer that was refused
   device.gpu.pushErrorScope("out-of-memory");
-  const [loaded] = await Promise.allSettled([load(source, store, commands)]);
+  const [loaded] = await Promise.allSettled([
+    Promise.try(() => load(source, store, (commands = new Commands(device)))),
+  ]);
   const refused = await device.gpu.popErrorScope();
-  if (loaded.status === "fulfilled" && !refused) return loaded.value;
+  const invalid = await device.gpu.popErrorScope();
+  if (loaded.status === "fulfilled" && !refused && !invalid) return loaded.value;
 
   store.destroyAll();
-  commands.destroy();
+  commands?.destroy();
   await device.reclaim();
-  if (!refused) throw (loaded as PromiseRejectedResult).reason;
-  throw new UserError(
+  if (refused) throw refusedError(source, refused.message);
+  throw loaded.status === "rejected" ? loaded.reason : new Error(`${device.info.name}: ${invalid!.message}`);
+}
+
+/** Before anything is read, all of it is taken once: see `proveRoom`. */
+async function checkRoom(source: StageSource): Promise<void> {
+  const { grantedBytes, refusal } = await proveRoom(source.device, source.plan, source.maxBindingBytes);
+  if (refusal !== undefined) throw refusedError(source, refusal, { granted: grantedBytes });
+}
+
+function refusedError({ device, plan }: StageSource, refusal: string, details?: { granted: number }): UserError {
+  return new UserError(
     "does_not_fit",
-    `layers ${formatSpan(plan.options.span)} need ${formatBytes(plan.deviceBytes)}, and ${device.info.name} refused: ${refused.message}`,
+    `layers ${formatSpan(plan.options.span)} need ${formatBytes(memoryPlan(plan).peakBytes)}, and ${device.info.name} refused: ${refusal}`,
     "take fewer layers (--shard-end) or a shorter context (--max-context)",
+    { details },
   );
 }
 
 async function load(source: StageSource, store: TensorStore, commands: Commands): Promise<GpuStage> {
   const { device, plan, family, config } = source;
+  commands.reserveReadback(largestRead(plan));
   const pipelines = PipelineCache.of(device);
   const buffers = new Map(plan.buffers.map((b) => [b.label, store.create(b.label, b.rows, b.columns, b.type)]));
   const upload = buffers.get("upload")!;
@@ -58,6 +77,10 @@ async function load(source: StageSource, store: TensorStore, commands: Commands)
     device,
     pipelines,
     weights,
+    fill: (label, firstRow, bytes) => {
+      const buffer = buffers.get(label)!;
+      store.write(buffer, bytes, firstRow * buffer.rowBytes);
+    },
     nothing: buffers.get("nothing")!,
   });
   return new GpuStage(source, model, await edgePipelines(pipelines, config), store, commands, buffers);

@@ -1,27 +1,49 @@
 import { sum } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
-import { formatSpan } from "../base/span.ts";
+import { isHead } from "../base/span.ts";
 import type { Commands } from "../gpu/commands.ts";
 import type { Tensor, TensorStore } from "../gpu/tensor.ts";
-import { NOT_A_TOKEN } from "../kernels/index.ts";
 import type { Model } from "../models/index.ts";
-import type { Activations, Pass } from "../nn/index.ts";
+import { PAGE_TOKENS } from "../nn/index.ts";
+import { isDrawn } from "../protocol/sampling.ts";
+import { bf16ArrayToF32 } from "../quant/bf16.ts";
 import { MAX_ROWS } from "../weights/plan.ts";
+import { DevicePass, type PassRow } from "./device-pass.ts";
 import type { EdgePipelines, StageSource } from "./open-stage.ts";
-import { tablesOf } from "./tables.ts";
-import type { Row, Stage, StageInfo, StageInput, StageOutput, Want } from "./types.ts";
+import { PageCache } from "./page-cache.ts";
+import { pageDigest } from "./prefix.ts";
+import { Room } from "./room.ts";
+import { sampleToken } from "./sampler.ts";
+import { type Job, Scheduler, type Slice } from "./scheduler.ts";
+import { idsOf, StageSession } from "./session.ts";
+import type {
+  CacheUse,
+  OpenSession,
+  Session,
+  Stage,
+  StageInfo,
+  StageInput,
+  StageOutput,
+  Step,
+  StepOutput,
+  Want,
+} from "./types.ts";
 
-/** Enough rows for the kernels that take many. */
-const PREFILL_WARM_UP_TOKENS = 16;
-
+/** A span of layers on a device, with room for sequences. */
 export class GpuStage implements Stage {
   readonly info: StageInfo;
-  #queue: Promise<unknown> = Promise.resolve();
+  readonly #cache: PageCache;
+  readonly #room: Room;
+  readonly #scheduler: Scheduler;
+  readonly #pass: DevicePass;
+  #sessions = 0;
+  #prefixHits = 0;
+  #prefixTokens = 0;
 
   constructor(
     private readonly source: StageSource,
-    private readonly model: Model,
-    private readonly edges: EdgePipelines,
+    model: Model,
+    edges: EdgePipelines,
     private readonly store: TensorStore,
     private readonly commands: Commands,
     private readonly buffers: ReadonlyMap<string, Tensor>,
@@ -34,6 +56,15 @@ export class GpuStage implements Stage {
       maxContext: plan.options.maxContext,
       eosTokenIds,
     };
+    this.#cache = new PageCache(plan.pages);
+    this.#room = new Room(this.#cache);
+    this.#pass = new DevicePass({ info: this.info, model, edges, store, commands, buffers });
+    this.#scheduler = new Scheduler({
+      run: (slices) => this.#run(slices),
+      passTokens: plan.maxTokens,
+      maxRows: MAX_ROWS,
+      oneCallPerPass: plan.options.int8Activations,
+    });
   }
 
   /** Bytes on the device, as allocated. */
@@ -41,26 +72,84 @@ export class GpuStage implements Stage {
     return this.store.allocatedBytes + this.commands.allocatedBytes;
   }
 
-  /**
-   * Runs both ways through every kernel once, so that a driver that compiles at first use does so before the node says
-   * that it is ready.
-   */
-  async warmUp(): Promise<void> {
-    for (const tokens of [1, Math.min(PREFILL_WARM_UP_TOKENS, this.info.maxContext)]) {
-      const rows = [{ tokens, positionStart: 0 }];
-      await this.forward(
-        this.model.embed
-          ? { kind: "ids", rows, ids: new Int32Array(tokens) }
-          : { kind: "hidden", rows, hidden: new Uint16Array(tokens * this.info.hiddenSize) },
-        "token",
-      );
-    }
+  get cacheUse(): CacheUse {
+    return {
+      pageTokens: PAGE_TOKENS,
+      pages: this.#cache.pages,
+      reservedPages: this.#cache.reserved,
+      sessions: this.#sessions,
+      prefixHits: this.#prefixHits,
+      prefixTokens: this.#prefixTokens,
+    };
   }
 
-  forward(input: StageInput, want: Want, signal?: AbortSignal): Promise<StageOutput> {
-    const result = this.#queue.then(() => this.#forward(input, want, signal));
-    this.#queue = result.catch(() => {});
-    return result;
+  get waiting(): number {
+    return this.#scheduler.waiting;
+  }
+
+  get passMs(): number {
+    return this.#scheduler.passMs;
+  }
+
+  async open(wanted: OpenSession): Promise<Session> {
+    const { maxLength } = wanted;
+    if (maxLength > this.info.maxContext) throw contextExceeded(maxLength, this.info.maxContext);
+    const giveBack = await this.#room.reserve(wanted);
+    const prefix = wanted.prefix === undefined ? undefined : this.#cache.share(wanted.prefix);
+    if (wanted.prefix !== undefined) {
+      if (!prefix || prefix.ids.length >= maxLength) {
+        for (const page of prefix?.pages ?? []) this.#cache.release(page);
+        giveBack();
+        throw prefixLost(wanted.prefix);
+      }
+      this.#prefixHits++;
+      this.#prefixTokens += prefix.ids.length;
+    }
+    this.#sessions++;
+    return new StageSession({
+      cache: this.#cache,
+      maxLength,
+      info: this.info,
+      prefix,
+      run: (job) => this.#scheduler.run(job),
+      copyPage: (from, to) => this.#copyPage(from, to),
+      end: () => {
+        this.#sessions--;
+        giveBack();
+      },
+    });
+  }
+
+  longestPrefix(ids: Int32Array): { tokens: number; prefix?: string } {
+    let prefix: string | undefined;
+    let tokens = 0;
+    // The last token is run in any case: it is what gives the next one.
+    while (tokens + PAGE_TOKENS < ids.length) {
+      const digest = pageDigest(prefix, ids.subarray(tokens, tokens + PAGE_TOKENS));
+      if (!this.#cache.isPublished(digest)) break;
+      prefix = digest;
+      tokens += PAGE_TOKENS;
+    }
+    return { tokens, prefix };
+  }
+
+  /** Runs whole sequences, all at once where there is room, of which nothing is kept. */
+  async forward(input: StageInput, want: Want, signal?: AbortSignal): Promise<StageOutput> {
+    const call = {};
+    const rows = splitRows(input, this.info.hiddenSize).map(async ({ tokens, ...rest }, row) => {
+      const session = await this.open({ maxLength: tokens, stay: "passing", signal });
+      try {
+        return await session.run({ ...rest, positionStart: 0, want, call, signal });
+      } catch (error) {
+        throw error instanceof UserError ? atRow(error, row) : error;
+      } finally {
+        session.close();
+      }
+    });
+    const settled = await Promise.allSettled(rows);
+    const failed = settled.find((result) => result.status === "rejected");
+    if (failed) throw failed.reason;
+    return joinRows(settled.map((result) => (result as PromiseFulfilledResult<StepOutput>).value));
   }
 
   destroy(): void {
@@ -68,216 +157,141 @@ export class GpuStage implements Stage {
     this.commands.destroy();
   }
 
-  /** Rows never meet in a kernel, so a call that is larger than a pass is made in several. */
-  async #forward(input: StageInput, want: Want, signal?: AbortSignal): Promise<StageOutput> {
-    checkInput(input, this.info);
-    const outputs: StageOutput[] = [];
-    for (const part of splitInput(input, this.source.plan.maxTokens, this.info.hiddenSize)) {
-      signal?.throwIfAborted();
-      outputs.push(await this.#checkedPass(part, want));
-    }
-    return joinOutputs(outputs);
+  /**
+   * Runs every kernel once, so that a driver that compiles at first use does so before the node says that it is ready;
+   * and looks whether the driver's compiler kept the order of addition: a token must be the same whether it comes with
+   * others of its sequence, through the kernels for many rows, or alone beside another sequence's.
+   */
+  async warmUp(): Promise<{ keepsOrder: boolean }> {
+    const { span, hiddenSize, vocabSize, maxContext } = this.info;
+    // From a page of the cache into the next, where there are two. What lies before the first token there is zero.
+    const positionStart = Math.max(0, Math.min(PAGE_TOKENS - 4, maxContext - WARM_UP_TOKENS));
+    const tokens = Math.min(WARM_UP_TOKENS, maxContext);
+    const pages = [0, 1];
+    const numbers = Uint32Array.from({ length: tokens * hiddenSize }, (_, i) => (i * 2_654_435_761) >>> 0);
+    const row = (first: number, end: number): PassRow => ({
+      tokens: end - first,
+      positionStart: positionStart + first,
+      pages,
+      want: "logits",
+      ...(isHead(span)
+        ? { ids: Int32Array.from(numbers.subarray(first, end), (number) => number % vocabSize) }
+        : { hidden: Uint16Array.from(numbers.subarray(first * hiddenSize, end * hiddenSize), smallBf16) }),
+    });
+    const company = { ...row(0, 1), positionStart: 0, pages: [this.#cache.pages - 1] };
+
+    const [together] = await this.#checked(() => this.#pass.run([row(0, tokens)]));
+    if (tokens === 1) return { keepsOrder: true };
+    await this.#checked(() => this.#pass.run([row(0, tokens - 1)]));
+    const hasCompany = this.#cache.pages > pages.length;
+    const last = [row(tokens - 1, tokens), ...(hasCompany ? [company] : [])];
+    const [alone] = await this.#checked(() => this.#pass.run(last));
+    return { keepsOrder: sameEnd(together!, alone!) };
   }
 
-  /** A GPU error does not throw where it happens: without a look at the count, zeros would pass for results. */
-  async #checkedPass(input: StageInput, want: Want): Promise<StageOutput> {
+  #run(slices: readonly Slice[]): Promise<(StepOutput | Error)[]> {
+    return this.#checked(() => this.#pass.run(slices.map((slice) => this.#rowOf(slice))));
+  }
+
+  /** A GPU error does not throw where it happens: without a look at the counts, zeros would pass for results. */
+  async #checked<T>(pass: () => Promise<T>): Promise<T> {
     const { device } = this.source;
-    const errors = device.uncapturedErrors;
-    const output = await this.#pass(input, want);
-    if (device.uncapturedErrors === errors) return output;
+    const { uncapturedErrors, outOfMemoryErrors } = device;
+    const [result] = await Promise.allSettled([pass()]);
+    if (device.outOfMemoryErrors > outOfMemoryErrors) throw outOfMemory(device.info.name);
+    if (result.status === "rejected") throw result.reason;
+    if (device.uncapturedErrors === uncapturedErrors) return result.value;
     throw new Error(`${device.info.name} reported an error in this pass: the log has it`);
   }
 
-  async #pass(input: StageInput, want: Want): Promise<StageOutput> {
-    const tables = tablesOf(input.rows, input.kind === "ids" ? input.ids : undefined);
-    const pass = this.#beginPass(tables);
-    let stream = input.kind === "ids" ? this.#embed(pass) : this.#enter(pass, input.hidden);
-    for (const layer of this.model.layers) stream = layer(pass, stream);
-
-    const { norm, logits } = this.model;
-    if (!norm || !logits) return { kind: "hidden", values: await this.#leave(stream) };
-    switch (want) {
-      case "none":
-        await this.commands.finish();
-        return { kind: "none" };
-      case "hidden":
-        return { kind: "hidden", values: await this.#leave(norm(pass, stream)) };
-      case "all_logits": {
-        const everyToken = Uint32Array.from({ length: pass.tokens }, (_, token) => token);
-        return { kind: "all_logits", values: await this.#logits(pass, norm(pass, stream), everyToken) };
-      }
-      case "logits":
-        return { kind: "logits", values: await this.#logits(pass, norm(pass, stream), tables.lastTokens) };
-      case "token":
-        return { kind: "token", ids: await this.#tokens(pass, norm(pass, stream), tables.lastTokens) };
-    }
+  #rowOf({ job, first, tokens, want }: Slice): PassRow {
+    const { input, positionStart } = job.step;
+    const draw = want === "token" ? drawOf(job) : undefined;
+    const row = { tokens, positionStart: positionStart + first, pages: job.pages(), want, draw };
+    const end = first + tokens;
+    if (input.kind === "ids") return { ...row, ids: input.ids.subarray(first, end) };
+    const { hiddenSize } = this.info;
+    return { ...row, hidden: input.hidden.subarray(first * hiddenSize, end * hiddenSize) };
   }
 
-  #beginPass(tables: ReturnType<typeof tablesOf>): Pass {
-    const buffer = (label: string): Tensor => {
-      const tensor = this.buffers.get(label);
-      if (!tensor) throw new Error(`no module declared the temporary ${label}`);
-      return tensor;
-    };
-    this.store.write(buffer("tokens"), tables.tokens);
-    this.store.write(buffer("slots"), tables.slots);
-    this.store.write(buffer("queries"), tables.queries);
-    // Nothing outlives the call, so one layer's cache serves all layers, one after another.
-    const cache = { keys: buffer("keys"), values: buffer("values") };
-    return {
-      commands: this.commands,
-      temporaries: { get: buffer },
-      tokens: tables.slots.length,
-      tokenTable: buffer("tokens"),
-      slotTable: buffer("slots"),
-      attention: {
-        table: buffer("queries"),
-        runs: tables.runs,
-        isDecode: tables.isDecode,
-        longestContext: tables.longestContext,
-      },
-      cache: () => cache,
-    };
-  }
-
-  #embed(pass: Pass): Activations {
-    if (!this.model.embed) throw new Error("token ids for a stage that is not the head");
-    return this.model.embed(pass);
-  }
-
-  #enter(pass: Pass, hidden: Uint16Array): Activations {
-    const wire = this.buffers.get("wire")!;
-    const stream = pass.temporaries.get("stream");
-    this.store.write(wire, hidden.length % 2 === 0 ? hidden : Uint16Array.from([...hidden, 0]));
-    const dims = { rows: pass.tokens, columns: this.info.hiddenSize };
-    this.commands.dispatch(this.edges.unpackHidden, { x: wire, y: stream }, {}, dims);
-    return { tensor: stream, rows: pass.tokens };
-  }
-
-  async #leave({ tensor, rows }: Activations): Promise<Uint16Array> {
-    return this.#pack(this.edges.packHidden, tensor, rows * this.info.hiddenSize);
-  }
-
-  async #pack(pipeline: typeof this.edges.packHidden, x: Tensor, count: number): Promise<Uint16Array> {
-    const wire = this.buffers.get("wire")!;
-    this.commands.dispatch(pipeline, { x, y: wire }, { count }, { count });
-    return new Uint16Array((await this.commands.read(wire, count * 2)).buffer);
-  }
-
-  /** [tokens.length, vocabSize] bfloat16 logits of the given tokens of the pass. */
-  async #logits(pass: Pass, hidden: Activations, tokens: Uint32Array): Promise<Uint16Array> {
-    const { vocabSize } = this.info;
-    const values = new Uint16Array(tokens.length * vocabSize);
-    for (const { first, logits } of this.#head(pass, hidden, tokens)) {
-      values.set(await this.#pack(this.edges.packLogits, logits.tensor, logits.rows * vocabSize), first * vocabSize);
-    }
-    return values;
-  }
-
-  async #tokens(pass: Pass, hidden: Activations, tokens: Uint32Array): Promise<number[]> {
-    const ids: number[] = [];
-    const token = this.buffers.get("argmax")!;
-    for (const { logits } of this.#head(pass, hidden, tokens)) {
-      this.commands.dispatch(this.edges.argmax, { x: logits.tensor, token }, {}, logits);
-      ids.push(...new Uint32Array((await this.commands.read(token, logits.rows * 4)).buffer));
-    }
-    const broken = ids.indexOf(NOT_A_TOKEN);
-    if (broken >= 0) {
-      throw new UserError(
-        "non_finite",
-        `the logits of row ${broken} are not numbers: activations overflowed in layers ${formatSpan(this.info.span)} or before`,
-        "check the checkpoint's weights for NaN and infinity",
-        { details: { row: broken } },
-      );
-    }
-    return ids;
-  }
-
-  /** The head over the given tokens, as many at a time as its output has room for. */
-  *#head(pass: Pass, hidden: Activations, tokens: Uint32Array): Generator<{ first: number; logits: Activations }> {
-    const index = this.buffers.get("gather_index")!;
-    const gathered = this.buffers.get("gathered")!;
-    for (let first = 0; first < tokens.length; first += gathered.rows) {
-      const some = tokens.subarray(first, first + gathered.rows);
-      this.commands.flush(); // what reads the index of the round before comes first
-      this.store.write(index, some);
-      const dims = { rows: some.length, columns: gathered.stride };
-      this.commands.dispatch(this.edges.gather, { x: hidden.tensor, index, y: gathered }, {}, dims);
-      yield { first, logits: this.model.logits!(pass, { tensor: gathered, rows: some.length }) };
+  #copyPage(from: number, to: number): void {
+    const between = this.buffers.get("upload")!; // a buffer cannot be copied to itself
+    for (const { label } of this.source.plan.buffers.filter(({ paged }) => paged)) {
+      const cache = this.buffers.get(label)!;
+      const bytes = cache.rowBytes * PAGE_TOKENS;
+      this.commands.copy(cache, from * bytes, between, 0, bytes);
+      this.commands.copy(between, 0, cache, to * bytes, bytes);
     }
   }
 }
 
-/** A last line of defence: callers check at the border, and a kernel must never index with what they missed. */
-function checkInput({ rows, ...input }: StageInput, { maxContext, vocabSize, hiddenSize, span }: StageInfo): void {
-  const tokens = sum(rows.map((row) => row.tokens));
-  if (rows.length === 0 || rows.some((row) => row.tokens < 1)) {
-    throw new UserError("empty_prompt", "a row without a token", "send at least one token per row");
-  }
-  if (rows.length > MAX_ROWS) {
-    throw new UserError(
-      "too_large",
-      `${rows.length} rows in one call, and a node takes ${MAX_ROWS}`,
-      "send fewer rows at a time",
-    );
-  }
-  rows.forEach((row, index) => {
-    if (row.positionStart !== 0) {
-      throw new UserError("not_supported", "a row that continues a session", "send the whole sequence", {
-        details: { row: index },
-      });
-    }
-    if (row.tokens > maxContext) {
-      throw new UserError(
-        "context_exceeded",
-        `row ${index} has ${row.tokens} tokens, and the context is ${maxContext}`,
-        "send a shorter sequence",
-        { details: { row: index } },
-      );
-    }
+/** How the host draws a job's token; undefined: the device takes the likeliest. */
+function drawOf({ step, tokens, history }: Job): PassRow["draw"] {
+  const { sampling = {}, positionStart } = step;
+  const isPenalized = (sampling.repetition_penalty ?? 1) !== 1;
+  if (!isDrawn(sampling) && !isPenalized && sampling.logprobs === undefined) return undefined;
+  const ids = isPenalized ? [...history()!, ...idsOf(step)!] : [];
+  return (logits) => ({
+    kind: "token",
+    ...sampleToken(bf16ArrayToF32(logits), sampling, { history: ids, position: positionStart + tokens }),
   });
-  if (input.kind === "hidden") {
-    if (input.hidden.length === tokens * hiddenSize) return;
-    throw new UserError(
-      "hidden_size",
-      `${input.hidden.length} values for ${tokens} tokens, and each has ${hiddenSize}`,
-      "send hidden states of this model",
-    );
-  }
-  if (span.start !== 0)
-    throw new UserError("unsupported_spelling", "token ids for a node that is not the head", "send hidden states");
-  if (input.ids.length !== tokens) throw new Error(`${input.ids.length} ids for ${tokens} tokens`);
-  const wrong = input.ids.findIndex((id) => id < 0 || id >= vocabSize);
-  if (wrong >= 0) {
-    throw new UserError(
-      "token_id",
-      `token id ${input.ids[wrong]} is outside the vocabulary of ${vocabSize}`,
-      "use this model's tokenizer",
-    );
-  }
 }
 
-/** Whole rows, as many as a pass has room for. */
-function* splitInput(input: StageInput, maxTokens: number, hiddenSize: number): Generator<StageInput> {
-  let firstToken = 0;
-  for (let firstRow = 0; firstRow < input.rows.length;) {
-    const rows: Row[] = [];
-    let tokens = 0;
-    while (firstRow < input.rows.length && tokens + input.rows[firstRow]!.tokens <= maxTokens) {
-      tokens += input.rows[firstRow]!.tokens;
-      rows.push(input.rows[firstRow++]!);
-    }
-    const end = firstToken + tokens;
-    if (input.kind === "ids") yield { kind: "ids", rows, ids: input.ids.subarray(firstToken, end) };
-    else yield { kind: "hidden", rows, hidden: input.hidden.subarray(firstToken * hiddenSize, end * hiddenSize) };
-    firstToken = end;
-  }
+/** One more than the kernels for few rows take. */
+const WARM_UP_TOKENS = 9;
+
+/** A bfloat16 between 1/8 and 1, or its negative, from any whole number. */
+const smallBf16 = (number: number): number => 0x3e00 + ((number >>> 8) % 0x180) + (number % 2) * 0x8000;
+
+/** Whether two outputs end with the same values, as many as the shorter has. */
+function sameEnd(a: StepOutput | Error, b: StepOutput | Error): boolean {
+  if (!("values" in a && "values" in b)) return false;
+  const length = Math.min(a.values.length, b.values.length);
+  return a.values.subarray(-length).every((value, i) => value === b.values.at(i - length));
 }
 
-function joinOutputs(outputs: readonly StageOutput[]): StageOutput {
-  const [first] = outputs;
-  if (outputs.length === 1 || first!.kind === "none") return first!;
-  if (first!.kind === "token") return { kind: "token", ids: outputs.flatMap((o) => (o.kind === "token" ? o.ids : [])) };
+const outOfMemory = (device: string): UserError =>
+  new UserError(
+    "does_not_fit",
+    `${device} had no memory left in this pass`,
+    "another program may have taken it: try again, or start the node with fewer layers, sessions or a shorter context",
+  );
+
+const contextExceeded = (tokens: number, maxContext: number): UserError =>
+  new UserError(
+    "context_exceeded",
+    `${tokens} tokens are asked for, and the context is ${maxContext}`,
+    "send a shorter sequence, or start the node with a larger --max-context",
+  );
+
+const prefixLost = (prefix: string): UserError =>
+  new UserError(
+    "session_lost",
+    `the beginning ${prefix.slice(0, 12)}… is not in the cache any more`,
+    "send the sequence from position 0",
+    { details: { cache_len: 0 } },
+  );
+
+const atRow = (error: UserError, row: number): UserError =>
+  new UserError(error.code, error.message, error.hint, { cause: error, details: { ...error.details, row } });
+
+function splitRows(input: StageInput, hiddenSize: number): { tokens: number; input: Step["input"] }[] {
+  let first = 0;
+  return input.rows.map(({ tokens }) => {
+    const end = first + tokens;
+    const row: Step["input"] =
+      input.kind === "ids"
+        ? { kind: "ids", ids: input.ids.subarray(first, end) }
+        : { kind: "hidden", hidden: input.hidden.subarray(first * hiddenSize, end * hiddenSize) };
+    first = end;
+    return { tokens, input: row };
+  });
+}
+
+function joinRows(outputs: readonly StepOutput[]): StageOutput {
+  const first = outputs[0]!;
+  if (first.kind === "none") return first;
+  if (first.kind === "token") return { kind: "token", ids: outputs.flatMap((o) => (o.kind === "token" ? o.id : [])) };
   const parts = outputs.flatMap((output) => ("values" in output ? [output.values] : []));
   const values = new Uint16Array(sum(parts.map((part) => part.length)));
   let at = 0;
@@ -285,5 +299,5 @@ function joinOutputs(outputs: readonly StageOutput[]): StageOutput {
     values.set(part, at);
     at += part.length;
   }
-  return { kind: first!.kind, values };
+  return { kind: first.kind, values };
 }

@@ -1,4 +1,6 @@
 import source from "../../shaders/activation.wgsl" with { type: "text" };
+import gatedSource from "../../shaders/gated_activation.wgsl" with { type: "text" };
+import functions from "../../shaders/lib/activation.wgsl" with { type: "text" };
 import { defineKernel } from "../gpu/kernel.ts";
 import { overRows } from "./elementwise.ts";
 
@@ -8,9 +10,18 @@ export type Activation = keyof typeof ACTIVATIONS;
 
 export const activation = defineKernel({
   name: "activation",
-  source: [source],
+  source: [functions, source],
   bindings: { x: "read_write" },
   constants: ["STRIDE", "ACTIVATION", "WORKGROUP"],
+  params: {},
+  workgroups: overRows(),
+});
+
+export const gatedActivation = defineKernel({
+  name: "gated_activation",
+  source: [functions, gatedSource],
+  bindings: { x: "read", y: "read_write" },
+  constants: ["COLUMNS", "STRIDE", "STRIDE_OUT", "ACTIVATION", "WORKGROUP"],
   params: {},
   workgroups: overRows(),
 });

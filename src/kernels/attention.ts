@@ -3,37 +3,55 @@ import mergeSource from "../../shaders/attention_merge.wgsl" with { type: "text"
 import prefillSource from "../../shaders/attention_prefill.wgsl" with { type: "text" };
 import operands from "../../shaders/lib/attention.wgsl" with { type: "text" };
 import bf16 from "../../shaders/lib/bf16.wgsl" with { type: "text" };
+import softcap from "../../shaders/lib/softcap.wgsl" with { type: "text" };
 import queries from "../../shaders/lib/queries.wgsl" with { type: "text" };
 import { ceilDiv } from "../base/bytes.ts";
 import { defineKernel } from "../gpu/kernel.ts";
 
-/** Keys that are taken together: `KEYS` in `lib/queries.wgsl`. */
-const KEYS = 32;
+/** Keys that are taken together, and the positions of a cache page: `KEYS` in `lib/queries.wgsl`. */
+export const PAGE_TOKENS = 32;
 
 /** Words of one entry of the `queries` table. */
 export const QUERIES_WORDS = 4;
 
-export const chunksOf = (contextLength: number): number => ceilDiv(contextLength, KEYS);
+export const chunksOf = (contextLength: number): number => ceilDiv(contextLength, PAGE_TOKENS);
 
 /** f32 values that `attention_decode` leaves per query for `attention_merge`. */
 export const partialSize = (heads: number, headDim: number, contextLength: number): number =>
   heads * chunksOf(contextLength) * (headDim + 2);
 
+/** How `attention_prefill` shares out workgroup memory: the most queries, and the largest slices, that fit into it. */
+export function prefillShape(headDim: number, workgroupBytes: number, mostQueries: number) {
+  const headWords = ceilDiv(headDim, 2);
+  const sliceWords = Math.min(headWords, MOST_SLICE_WORDS);
+  let queries = mostQueries;
+  // Queries and outputs, a slice of the chunk, weights, four numbers for each query; some compilers round each of them up.
+  const bytes = () => 4 * (2 * queries * headDim + PAGE_TOKENS * (sliceWords + queries) + 4 * queries) + 8 * 16;
+  while (queries > 1 && bytes() > workgroupBytes) queries /= 2;
+  return { QUERIES: queries, HEAD_WORDS: headWords, SLICE_WORDS: sliceWords };
+}
+
+const MOST_SLICE_WORDS = 64;
+
+/** The overrides of `lib/attention.wgsl` and `lib/queries.wgsl`. */
+const OPERANDS = ["HEAD_DIM", "HEADS", "KV_HEADS", "STRIDE", "HEAD_STRIDE", "SCALE", "SOFTCAP", "WINDOW"] as const;
+
 export const attentionPrefill = defineKernel({
   name: "attention_prefill",
-  source: [bf16, queries, operands, prefillSource],
-  bindings: { queries: "read", qkv: "read", keys: "read", values: "read", y: "read_write" },
-  constants: ["HEAD_DIM", "HEADS", "KV_HEADS", "STRIDE", "SCALE", "QUERIES", "STRIDE_OUT", "HEAD_WORDS"],
-  params: {},
-  workgroups: ({ runs, heads }: { runs: number; heads: number }) => [runs, heads, 1],
+  source: [bf16, softcap, queries, operands, prefillSource],
+  bindings: { queries: "read", qkv: "read", keys: "read", values: "read", pages: "read", y: "read_write" },
+  constants: [...OPERANDS, "QUERIES", "STRIDE_OUT", "HEAD_WORDS", "SLICE_WORDS"],
+  params: { first_run: "u32" },
+  /** `parts`: of QUERIES each, in which a run of the most queries is taken. */
+  workgroups: ({ runs, heads, parts }: { runs: number; heads: number; parts: number }) => [runs, heads, parts],
 });
 
 export const attentionDecode = defineKernel({
   name: "attention_decode",
-  source: [bf16, queries, operands, decodeSource],
-  bindings: { queries: "read", qkv: "read", keys: "read", values: "read", partial: "read_write" },
-  constants: ["HEAD_DIM", "HEADS", "KV_HEADS", "STRIDE", "SCALE"],
-  params: { chunks: "u32" },
+  source: [bf16, softcap, queries, operands, decodeSource],
+  bindings: { queries: "read", qkv: "read", keys: "read", values: "read", pages: "read", partial: "read_write" },
+  constants: OPERANDS,
+  params: { chunks: "u32", first_run: "u32" },
   workgroups: ({ runs, heads, chunks }: { runs: number; heads: number; chunks: number }) => [runs, heads, chunks],
 });
 
@@ -41,7 +59,7 @@ export const attentionMerge = defineKernel({
   name: "attention_merge",
   source: [queries, mergeSource],
   bindings: { queries: "read", partial: "read", y: "read_write" },
-  constants: ["HEAD_DIM", "HEADS", "STRIDE_OUT"],
-  params: { chunks: "u32" },
+  constants: ["HEAD_DIM", "HEADS", "WINDOW", "STRIDE_OUT"],
+  params: { chunks: "u32", first_run: "u32" },
   workgroups: ({ runs, heads }: { runs: number; heads: number }) => [runs, heads, 1],
 });

@@ -13,7 +13,7 @@ export const gemm = forEachEncoding((encoding) =>
     source: [bf16, ...WEIGHT_LIBRARIES[encoding].sources, source],
     ...withWeight(encoding, {
       bindings: { x: "read", bias: "read", y: "read_write" },
-      constants: ["STRIDE_OUT", "HAS_BIAS", "ROUND"],
+      constants: ["STRIDE_OUT", "OUT_AT", "HAS_BIAS", "ROUND"],
     }),
     params: { rows: "u32", outputs: "u32", first_output: "u32" },
     workgroups: ({ rows, outputs }: { rows: number; outputs: number }) => [

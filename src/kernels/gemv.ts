@@ -13,7 +13,7 @@ export const gemv = forEachEncoding((encoding) =>
     source: [bf16, ...WEIGHT_LIBRARIES[encoding].sources, source],
     ...withWeight(encoding, {
       bindings: { x: "read", bias: "read", y: "read_write" },
-      constants: ["OUTPUTS", "STRIDE_OUT", "HAS_BIAS", "ROUND", "BLOCKS"],
+      constants: ["OUTPUTS", "STRIDE_OUT", "OUT_AT", "HAS_BIAS", "ROUND", "BLOCKS"],
     }),
     params: { outputs: "u32", first_output: "u32" },
     workgroups: ({ rows, outputs }: { rows: number; outputs: number }) => [ceilDiv(outputs, GEMV_OUTPUTS), rows, 1],

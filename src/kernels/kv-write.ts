@@ -7,7 +7,7 @@ export const kvWrite = defineKernel({
   name: "kv_write",
   source: [bf16, source],
   bindings: { qkv: "read", slots: "read", keys: "read_write", values: "read_write" },
-  constants: ["STRIDE", "KV_HEADS", "HEAD_DIM", "KEYS_AT", "VALUES_AT", "WORKGROUP"],
+  constants: ["STRIDE", "KV_HEADS", "HEAD_DIM", "HEAD_STRIDE", "KEYS_AT", "VALUES_AT", "WORKGROUP"],
   params: {},
   workgroups: overRows(),
 });

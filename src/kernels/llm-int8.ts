@@ -56,7 +56,7 @@ const gemvCodesBy = (dot: string) =>
     name: "gemv_codes",
     source: [dot, bf16, weightInt8, llmInt8, gemvSource],
     ...operands,
-    constants: ["WEIGHT_STRIDE", "STRIDE_OUT", "HAS_BIAS", "OUTPUTS"],
+    constants: ["WEIGHT_STRIDE", "STRIDE_OUT", "OUT_AT", "HAS_BIAS", "OUTPUTS"],
     workgroups: gemv.int8.workgroups,
   });
 
@@ -65,7 +65,7 @@ const gemmCodesBy = (dot: string) =>
     name: "gemm_codes",
     source: [dot, bf16, weightInt8, llmInt8, gemmSource],
     ...operands,
-    constants: ["WEIGHT_STRIDE", "STRIDE_OUT", "HAS_BIAS"],
+    constants: ["WEIGHT_STRIDE", "STRIDE_OUT", "OUT_AT", "HAS_BIAS"],
     workgroups: gemm.int8.workgroups,
   });
 

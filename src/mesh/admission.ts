@@ -55,6 +55,11 @@ export class Admission {
     if (this.#state.kind === "admitted" && node !== null && node !== this.#state.node.node) this.recheck();
   }
 
+  /** What the next node said of itself when it was last admitted; undefined before. */
+  get node(): NodeInfo | undefined {
+    return this.#state.kind === "admitted" ? this.#state.node : undefined;
+  }
+
   /** Why calls may not be passed on, or undefined. */
   get refusal(): UserError | undefined {
     return this.#state.kind === "refused" ? this.#state.why : undefined;

@@ -11,6 +11,15 @@ const PROBLEMS: Record<string, string> = {
   ETIMEDOUT: "it does not answer",
 };
 
+/** The URL of a node, with a slash at its end so that a path before it (a reverse proxy's) stays; undefined where it is none. */
+export function plainUrl(text: string): string | undefined {
+  const url = URL.parse(text);
+  // It is told to whoever asks /info.
+  if (!url || url.username || url.password || url.search || url.hash || !/^https?:$/.test(url.protocol))
+    return undefined;
+  return url.href.replace(/\/*$/, "/");
+}
+
 /** A failed fetch in words, rather than in the library's. */
 export function networkProblem(cause: unknown): string {
   const code = String((cause as { code?: unknown } | null)?.code);

@@ -1,14 +1,12 @@
 import { messageOf, UserError } from "../base/errors.ts";
 import { readBody } from "../protocol/body.ts";
 import { CONTAINER_TYPE } from "../protocol/container.ts";
-import { parseErrorReply, type RemoteError } from "../protocol/error-reply.ts";
-import { encodeFrame } from "../protocol/frame.ts";
+import { parseErrorReply, RemoteError } from "../protocol/error-reply.ts";
+import { encodeFrame, type FrameRow } from "../protocol/frame.ts";
 import { HEADERS } from "../protocol/headers.ts";
 import { type NodeInfo, parseInfo } from "../protocol/info.ts";
-import type { ForwardRow } from "../protocol/message.ts";
-import { decodeReply, type ForwardResult } from "../protocol/reply.ts";
-import type { Want } from "../protocol/rows.ts";
-import { networkProblem } from "./network.ts";
+import { decodeReply, type RowOutcome } from "../protocol/reply.ts";
+import { networkProblem, plainUrl } from "./network.ts";
 
 /** What this node is to the next one: what frames carry, and what admission compares. */
 export interface OwnEnd {
@@ -20,23 +18,25 @@ export interface OwnEnd {
   readonly vocabSize: number;
 }
 
-/** A call to pass on. */
+/** A frame to send. */
 export interface HopCall {
-  readonly rows: readonly ForwardRow[];
+  readonly rows: readonly FrameRow[];
   /** [T, hiddenSize] bfloat16 */
   readonly values: Uint16Array;
-  readonly want: Want;
+  /** [T] */
+  readonly tokenIds?: Int32Array;
   readonly requestId: string;
   readonly route?: readonly string[];
-  /** What is left of the caller's patience; undefined: the hop's own timeout. */
+  /** What is left of the callers' patience; undefined: the hop's own timeout. */
   readonly deadlineMs?: number;
-  /** Aborted when the caller is gone, or with a UserError when its patience is at its end. */
+  /** Aborted when the callers are gone, or with a UserError when their patience is at its end. */
   readonly signal: AbortSignal;
 }
 
 export interface HopReply {
-  readonly result: ForwardResult;
-  /** The layer after the last one the result went through. */
+  /** What came of each row. */
+  readonly outcomes: readonly RowOutcome[];
+  /** The layer after the last one the results went through. */
   readonly end: number;
   /** The next node's instance id. */
   readonly node: string | null;
@@ -48,6 +48,8 @@ const HOP_TIMEOUT_MS = 600_000;
 const ASK_TIMEOUT_MS = 3_000;
 /** Headers, JSON and error replies beside the values of a reply. */
 const REPLY_OVERHEAD_BYTES = 1 << 20;
+/** An error or logprobs beside what a row gives. */
+const ROW_BYTES = 4096;
 
 type Fetch = (url: string, init: RequestInit) => Promise<Response>;
 
@@ -90,29 +92,59 @@ export class NextNode {
 
   /**
    * Sends hidden states on. Throws UserError `next_unreachable`, `next_nonsense` or `deadline`, or the RemoteError that
-   * this or a later hop answered.
+   * this or a later hop answered to the frame as a whole.
    */
   async forward(call: HopCall): Promise<HopReply> {
-    const { rows, want } = call;
+    const { rows } = call;
     const deadlineMs = Math.max(1, Math.ceil(Math.min(call.deadlineMs ?? Infinity, this.#timeoutMs)));
     const { model, end: fromLayer, hiddenSize, vocabSize } = this.own;
-    const { values, requestId, route } = call;
-    const body = encodeFrame({ values, hiddenSize, rows, want, model, fromLayer, requestId, deadlineMs, route });
+    const { values, tokenIds, requestId, route } = call;
+    const body = encodeFrame({ values, hiddenSize, tokenIds, rows, model, fromLayer, requestId, deadlineMs, route });
 
     return this.#within(deadlineMs, call.signal, async (signal) => {
       const init = { method: "POST", headers: { "Content-Type": CONTAINER_TYPE }, body, signal };
-      const reply = await this.#request("forward", init);
       const tokens = values.length / hiddenSize;
-      const bytes = await this.#body(reply, tokens * Math.max(hiddenSize, vocabSize) * 2 + REPLY_OVERHEAD_BYTES);
-      if (!reply.ok) throw this.#refusal(reply, new TextDecoder().decode(bytes));
+      const limit = tokens * Math.max(hiddenSize, vocabSize) * 2 + rows.length * ROW_BYTES + REPLY_OVERHEAD_BYTES;
+      const exchange = async () => {
+        const reply = await this.#request("forward", init);
+        return { reply, bytes: await this.#body(reply, limit) };
+      };
+      const { reply, bytes } = await exchange().catch((error: unknown) => {
+        // Broken off in the middle of the reply: of sessions it is kept, and can be had again.
+        const isBroken = error instanceof UserError && isReset(error.cause) && !signal.aborted;
+        if (isBroken && rows.every(({ session }) => session !== undefined)) return exchange();
+        throw error;
+      });
+      const node = reply.headers.get(HEADERS.node);
+      if (!reply.ok) {
+        const refusal = this.#refusal(reply, new TextDecoder().decode(bytes));
+        const failed = refusal instanceof RemoteError ? refusal.rows : undefined;
+        if (failed?.length !== rows.length) throw refusal;
+        return { outcomes: failed.map((error) => ({ kind: "error", error })), end: fromLayer, node };
+      }
       return this.#sense(() => ({
-        result: decodeReply(
+        outcomes: decodeReply(
           { status: reply.status, contentType: reply.headers.get("Content-Type") ?? "", body: bytes },
-          { rows, want, hiddenSize, vocabSize },
+          { rows, hiddenSize, vocabSize },
         ),
         end: Number(/^\d+-(\d+)$/.exec(reply.headers.get(HEADERS.layers) ?? "")?.[1] ?? fromLayer),
-        node: reply.headers.get(HEADERS.node),
+        node,
       }));
+    });
+  }
+
+  /**
+   * Frees a session on this node and those after it. False where none of them knows it. Throws as `info` does, or the
+   * RemoteError of a hop.
+   */
+  async deleteSession(id: string): Promise<boolean> {
+    return this.#within(ASK_TIMEOUT_MS, undefined, async (signal) => {
+      const reply = await this.#request(`sessions/${encodeURIComponent(id)}`, { method: "DELETE", signal });
+      const text = new TextDecoder().decode(await this.#body(reply, REPLY_OVERHEAD_BYTES));
+      if (reply.ok) return true;
+      const refusal = this.#refusal(reply, text);
+      if (refusal instanceof RemoteError && refusal.body.code === "not_found") return false;
+      throw refusal;
     });
   }
 
@@ -123,10 +155,10 @@ export class NextNode {
     try {
       return await send();
     } catch (cause) {
-      if (init.signal?.aborted || (cause as { code?: unknown }).code !== "ECONNRESET") throw this.#unreachable(cause);
+      if (init.signal?.aborted || !isReset(cause)) throw this.#unreachable(cause);
     }
-    // The connection broke before any reply, as an old one does after a restart. Nothing is kept of a stateless call,
-    // so asking once more is harmless.
+    // The connection broke before any reply, as an old one does after a restart. Nothing is kept of a stateless row, and
+    // a step of a session is run once however often it comes, so asking once more is harmless.
     try {
       return await send();
     } catch (cause) {
@@ -197,14 +229,15 @@ export class NextNode {
   }
 }
 
-/** With a slash at its end, so that a path before it (a reverse proxy's) stays. */
+const isReset = (cause: unknown): boolean => (cause as { code?: unknown } | undefined)?.code === "ECONNRESET";
+
+/** As `plainUrl`. Throws UserError `bad_usage`. */
 export function parseNodeUrl(text: string): string {
-  const url = URL.parse(text);
-  const isPlain = url && !url.username && !url.password && !url.search && !url.hash; // it is told to whoever asks /info
-  if (isPlain && /^https?:$/.test(url.protocol)) return url.href.replace(/\/*$/, "/");
+  const url = plainUrl(text);
+  if (url !== undefined) return url;
   throw new UserError(
     "bad_usage",
-    url?.password ? "the next node's URL has a password in it" : `the next node is "${text}"`,
+    URL.parse(text)?.password ? "the next node's URL has a password in it" : `the next node is "${text}"`,
     "give its URL of host, port and path, as in --next http://127.0.0.1:8002",
   );
 }

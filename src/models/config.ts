@@ -59,6 +59,12 @@ export class ConfigReader {
     );
   }
 
+  /** A whole number from 0 on. */
+  wholeNumber(key: string, fallback?: number): number {
+    const fits = (value: unknown) => Number.isSafeInteger(value) && (value as number) >= 0;
+    return this.#read(key, fallback, "a whole number from 0 on", fits);
+  }
+
   /** A number between 0 and 1, without the two: what is added under a root, a share. */
   fraction(key: string, fallback?: number): number {
     const fits = (value: unknown) => typeof value === "number" && value > 0 && value < 1;
@@ -79,7 +85,76 @@ export class ConfigReader {
 
   /** `null` counts as missing: for keys whose default is to be worked out. */
   optionalCount(key: string): number | undefined {
-    return this.json[key] === null || this.json[key] === undefined ? undefined : this.count(key);
+    return this.has(key) ? this.count(key) : undefined;
+  }
+
+  /** Whether the key is there and not `null`. */
+  has(key: string): boolean {
+    return Object.hasOwn(this.json, key) && this.json[key] !== null && this.json[key] !== undefined;
+  }
+
+  /** A missing key takes `fallback`, and `null` says that there is none: a window, a cap. */
+  countUnlessNull(key: string, fallback: number | undefined): number | undefined {
+    return this.#isNull(key) ? undefined : this.has(key) ? this.count(key) : fallback;
+  }
+
+  /** The same for a number above 0. */
+  positiveUnlessNull(key: string, fallback: number | undefined): number | undefined {
+    return this.#isNull(key) ? undefined : this.has(key) ? this.positive(key) : fallback;
+  }
+
+  /** A number above 0. */
+  positive(key: string, fallback?: number): number {
+    const fits = (value: unknown) => typeof value === "number" && Number.isFinite(value) && value > 0;
+    return this.#read(key, fallback, "a number above 0", fits);
+  }
+
+  /** A list of so many numbers above 0. */
+  positives(key: string, length: number): number[] {
+    const fits = (value: unknown) =>
+      Array.isArray(value) &&
+      value.length === length &&
+      value.every((each) => typeof each === "number" && Number.isFinite(each) && each > 0);
+    return this.#read<number[]>(key, undefined, `a list of ${length} numbers above 0`, fits);
+  }
+
+  /** A list of strings, one for each of `length` things. `null` counts as missing. */
+  optionalTexts(key: string, length: number): string[] | undefined {
+    if (!this.has(key)) return undefined;
+    const fits = (value: unknown) =>
+      Array.isArray(value) && value.length === length && value.every((each) => typeof each === "string");
+    return this.#read<string[]>(key, undefined, `a list of ${length} strings`, fits);
+  }
+
+  /** A nested object, or undefined where the key is missing or `null`. */
+  nested(key: string): ConfigReader | undefined {
+    if (!this.has(key)) return undefined;
+    const fits = (value: unknown) => typeof value === "object" && value !== null && !Array.isArray(value);
+    const json = this.#read<Record<string, unknown>>(key, undefined, "an object", fits);
+    return new ConfigReader(json, `${this.file}: ${key}`);
+  }
+
+  /** A nested object that says nothing. */
+  empty(key: string): ConfigReader {
+    return new ConfigReader({}, `${this.file}: ${key}`);
+  }
+
+  get isEmpty(): boolean {
+    return Object.keys(this.json).length === 0;
+  }
+
+  /** This object, with the keys of another where they are there. */
+  overlaid(by: ConfigReader | undefined): ConfigReader {
+    return by ? new ConfigReader({ ...this.json, ...by.json }, by.file) : this;
+  }
+
+  /** An error that says what is wrong with a value that was read. */
+  refuse(problem: string, hint: string): UserError {
+    return new UserError("unsupported_model", `${this.file}: ${problem}`, hint);
+  }
+
+  #isNull(key: string): boolean {
+    return Object.hasOwn(this.json, key) && this.json[key] === null;
   }
 
   #read<T>(key: string, fallback: T | undefined, expected: string, fits: (value: unknown) => boolean): T {

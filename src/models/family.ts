@@ -1,6 +1,7 @@
 import type { Span } from "../base/span.ts";
 import type { Activations, BuildContext, Encoding, ModuleSpec, Pass } from "../nn/index.ts";
 import type { ConfigReader, ModelConfig } from "./config.ts";
+import { type Built, buildTree, flatten, type Tree } from "./tree.ts";
 
 /** The part of a model that one node holds, ready to run. */
 export interface Model {
@@ -32,6 +33,10 @@ export interface StageOptions {
   readonly span: Span;
   /** The longest sequence, in tokens. */
   readonly maxContext: number;
+  /** Sequences of that length for which the cache has room. */
+  readonly maxSessions: number;
+  /** The most tokens of one pass; longer calls take several. Default: 512, or all that the cache holds. */
+  readonly passTokens?: number;
   /** Of the weights that bitsandbytes would quantize; all others are bfloat16. */
   readonly encoding: Encoding;
   /** With `int8` weights: activations in INT8 too, as LLM.int8() has them. Results then depend on what shares a call. */
@@ -45,10 +50,6 @@ const MAX_LOGIT_ROWS = 64;
 /** Rows of logits that a head makes at a time: they are the widest activations there are. */
 export const logitRowsFor = (vocabSize: number): number =>
   Math.max(1, Math.min(MAX_LOGIT_ROWS, Math.floor(LOGIT_BYTES / (vocabSize * 4))));
-
-/** A tree of module specs, and the same tree of modules. */
-type Tree = { readonly [name: string]: ModuleSpec<unknown> | Tree | readonly Tree[] | undefined };
-export type Built<T> = T extends ModuleSpec<infer M> ? M : T extends object ? { [K in keyof T]: Built<T[K]> } : T;
 
 export function defineFamily<C extends ModelConfig, T extends Tree>(family: {
   modelType: string;
@@ -68,24 +69,4 @@ export function defineFamily<C extends ModelConfig, T extends Tree>(family: {
     build: async (config, options, context) =>
       family.wire((await buildTree(family.modules(config as C, options), context)) as Built<T>),
   };
-}
-
-const isSpec = (node: object): node is ModuleSpec<unknown> => "build" in node && typeof node.build === "function";
-
-function flatten(tree: object): ModuleSpec<unknown>[] {
-  if (isSpec(tree)) return [tree];
-  return Object.values(tree).flatMap((child) => (child ? flatten(child) : []));
-}
-
-async function buildTree(tree: object, context: BuildContext): Promise<unknown> {
-  if (isSpec(tree)) return tree.build(context);
-  // One after another: a software driver takes tens of megabytes for each kernel that it compiles.
-  if (Array.isArray(tree)) {
-    const list: unknown[] = [];
-    for (const child of tree) list.push(await buildTree(child, context));
-    return list;
-  }
-  const built: Record<string, unknown> = {};
-  for (const [name, child] of Object.entries(tree)) built[name] = child && (await buildTree(child, context));
-  return built;
 }

@@ -1,12 +1,22 @@
 import { UserError } from "../base/errors.ts";
 import { isHead, isTail } from "../base/span.ts";
-import { activation, attention, layerNorm, linear, positionEmbedding, residual } from "../nn/index.ts";
+import {
+  activation,
+  type ActivationName,
+  attention,
+  layerNorm,
+  linear,
+  positionEmbedding,
+  residual,
+  sideBySide,
+} from "../nn/index.ts";
+import { readActivation } from "./activation.ts";
 import { type ConfigReader, type ModelConfig, MOST_LAYERS } from "./config.ts";
 import { defineFamily, logitRowsFor } from "./family.ts";
 
 interface Gpt2Config extends ModelConfig {
   readonly innerSize: number;
-  readonly activation: (typeof ACTIVATIONS)[keyof typeof ACTIVATIONS];
+  readonly activation: ActivationName;
   readonly eps: number;
   readonly scaleByHeadDim: boolean;
   readonly scaleByLayer: boolean;
@@ -40,7 +50,7 @@ export const gpt2 = defineFamily({
       maxPositions: json.count("n_positions", 1024),
       tieWordEmbeddings: json.flag("tie_word_embeddings", true),
       innerSize: json.optionalCount("n_inner") ?? 4 * hiddenSize,
-      activation: activationOf(json.text("activation_function", "gelu_new")),
+      activation: readActivation(json, "activation_function", "gelu_new"),
       eps: json.fraction("layer_norm_epsilon", 1e-5),
       scaleByHeadDim: json.flag("scale_attn_weights", true),
       scaleByLayer: json.flag("scale_attn_by_inverse_layer_idx", false),
@@ -65,7 +75,16 @@ export const gpt2 = defineFamily({
       return {
         ln1: norm(`${h}.ln_1`),
         qkv: conv1d(`${h}.attn.c_attn`, { in: hiddenSize, out: 3 * hiddenSize, output: "qkv" }),
-        attention: attention({ layer: index, heads, kvHeads: heads, headDim, scale, maxContext, output: "attended" }),
+        attention: attention({
+          layer: index,
+          heads,
+          kvHeads: heads,
+          headDim,
+          layout: sideBySide(heads, heads, headDim),
+          scale,
+          maxContext,
+          output: "attended",
+        }),
         project: conv1d(`${h}.attn.c_proj`, { in: hiddenSize, out: hiddenSize, output: "projected" }),
         addAttention: residual({ columns: hiddenSize, round: false }),
         ln2: norm(`${h}.ln_2`),
@@ -118,27 +137,3 @@ export const gpt2 = defineFamily({
     logits: head && ((pass, hidden) => head.forward(pass, hidden)),
   }),
 });
-
-/** `activation_function` by transformers' names (`activations.py`). */
-const ACTIVATIONS = {
-  gelu_new: "gelu_tanh",
-  gelu_fast: "gelu_tanh",
-  gelu_accurate: "gelu_tanh",
-  gelu_python_tanh: "gelu_tanh",
-  gelu_pytorch_tanh: "gelu_tanh",
-  gelu: "gelu_erf",
-  gelu_python: "gelu_erf",
-  quick_gelu: "quick_gelu",
-  silu: "silu",
-  swish: "silu",
-  relu: "relu",
-} as const;
-
-function activationOf(name: string): Gpt2Config["activation"] {
-  if (Object.hasOwn(ACTIVATIONS, name)) return ACTIVATIONS[name as keyof typeof ACTIVATIONS];
-  throw new UserError(
-    "unsupported_model",
-    `config.json: activation_function "${name}" is not one that meshnet knows`,
-    `known are ${Object.keys(ACTIVATIONS).join(", ")}`,
-  );
-}

@@ -1,6 +1,13 @@
-export { activation, type Activation } from "./activation.ts";
-export { attention, type Attention, cacheWords, DECODE_ROWS, PREFILL_QUERIES } from "./attention.ts";
-export { positionEmbedding, type PositionEmbedding } from "./embedding.ts";
+export {
+  activation,
+  type Activation,
+  type ActivationName,
+  gatedActivation,
+  type GatedActivation,
+} from "./activation.ts";
+export { attention, type Attention, cacheLabels, cacheWords, PAGE_TOKENS, PREFILL_QUERIES } from "./attention.ts";
+export { positionEmbedding, type PositionEmbedding, tokenEmbedding, type TokenEmbedding } from "./embedding.ts";
+export { headByHead, type HeadColumns, type QkvLayout, sideBySide } from "./heads.ts";
 export { layerNorm, type LayerNorm } from "./layer-norm.ts";
 export type { Linear } from "./linear-spec.ts";
 export { linear } from "./linear.ts";
@@ -13,5 +20,9 @@ export {
   type WeightSource,
   type WeightSpec,
 } from "./module.ts";
-export type { Activations, AttentionRuns, LayerCache, Pass, Temporaries } from "./pass.ts";
+export type { Activations, AttentionRuns, Pass, Temporaries } from "./pass.ts";
+export { compileProducts } from "./products.ts";
 export { residual, type Residual } from "./residual.ts";
+export { headNorm, type HeadNorm, rmsNorm, type RmsNorm, type RmsNormForm } from "./rms-norm.ts";
+export { rope, type Rope, ropeTable, type RopeTableSpec } from "./rope.ts";
+export { softcap, type Softcap } from "./softcap.ts";

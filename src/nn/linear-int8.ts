@@ -74,7 +74,8 @@ export async function int8Pipelines(spec: LinearSpec, { pipelines }: BuildContex
   const stride = strideOf(spec.in, "bf16");
   const constants = {
     WEIGHT_STRIDE: stride,
-    STRIDE_OUT: strideOf(spec.out, "f32"),
+    STRIDE_OUT: strideOf(spec.outputColumns ?? spec.out, "f32"),
+    OUT_AT: spec.outputAt ?? 0,
     HAS_BIAS: spec.bias === undefined ? 0 : 1,
   };
   const dot = (await hasPackedDot()) ? "packed" : "unpacked";

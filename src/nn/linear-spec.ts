@@ -11,6 +11,9 @@ export interface LinearSpec {
   /** The temporary that takes the output, and its rows if they are not the pass's tokens. */
   output: string;
   outputRows?: number;
+  /** Where it has wider rows than this layer makes: how wide, and the column that the first output goes to. */
+  outputColumns?: number;
+  outputAt?: number;
   /** Rounds the output to bfloat16. */
   round?: boolean;
   /** Leaves the weight in bfloat16 whatever the encoding of the others: a head's. */

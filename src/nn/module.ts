@@ -25,13 +25,15 @@ export interface WeightSpec {
   readonly storedTransposed: boolean;
   /** Whether bitsandbytes would quantize it: the linear layers, but for the head. */
   readonly quantizable: boolean;
+  /** A pass reads one row of it per token, not the whole: an embedding. */
+  readonly gathered: boolean;
 }
 
 /** A place for activations, shared by all modules that name it. */
 export interface TemporarySpec {
   readonly label: string;
-  /** `tokens`: as many as a pass can have. */
-  readonly rows: "tokens" | number;
+  /** `tokens`: as many as a pass can have. `slots`: as many as the cache has, kept from pass to pass. */
+  readonly rows: "tokens" | "slots" | number;
   readonly columns: number;
   readonly type: ElementType;
 }
@@ -40,6 +42,8 @@ export interface BuildContext {
   readonly device: Device;
   readonly pipelines: PipelineCache;
   readonly weights: WeightSource;
+  /** Writes whole rows of a temporary that the module declared, as they lie in memory: what the host makes once. */
+  fill(label: string, firstRow: number, bytes: Uint8Array): void;
   /** Where a binding has to be something although the kernel does not read it. */
   readonly nothing: Tensor;
 }
@@ -54,8 +58,8 @@ export const matrixSpec = (
   names: readonly string[],
   rows: number,
   columns: number,
-  { storedTransposed = false, quantizable = false } = {},
-): WeightSpec => ({ names, kind: "matrix", rows, columns, storedTransposed, quantizable });
+  { storedTransposed = false, quantizable = false, gathered = false } = {},
+): WeightSpec => ({ names, kind: "matrix", rows, columns, storedTransposed, quantizable, gathered });
 
 export const vectorSpec = (name: string, columns: number): WeightSpec => ({
   names: [name],
@@ -64,10 +68,11 @@ export const vectorSpec = (name: string, columns: number): WeightSpec => ({
   columns,
   storedTransposed: false,
   quantizable: false,
+  gathered: false,
 });
 
 export const temporary = (
   label: string,
   columns: number,
-  { rows = "tokens", type = "f32" }: { rows?: "tokens" | number; type?: ElementType } = {},
+  { rows = "tokens", type = "f32" }: { rows?: TemporarySpec["rows"]; type?: ElementType } = {},
 ): TemporarySpec => ({ label, rows, columns, type });

@@ -7,12 +7,6 @@ export interface Activations {
   readonly rows: number;
 }
 
-/** Keys and values of one layer: [slots, kvHeads * headDim] bfloat16, two to a word. */
-export interface LayerCache {
-  readonly keys: Tensor;
-  readonly values: Tensor;
-}
-
 /** What one pass through a stage's modules has at hand. */
 export interface Pass {
   readonly commands: Commands;
@@ -24,18 +18,19 @@ export interface Pass {
   /** [1, tokens]: the cache slot that each token's keys and values go to. */
   readonly slotTable: Tensor;
   readonly attention: AttentionRuns;
-  cache(layer: number): LayerCache;
 }
 
 /** The queries of a pass, cut into runs that one workgroup takes through the keys together. */
 export interface AttentionRuns {
-  /** [runs, 4]: first token, count, first position, first cache slot. */
-  readonly table: Tensor;
+  /** [runs, 4]: first token, count, first position, first entry in `pages`. */
+  readonly queries: Tensor;
+  /** [1, entries]: the cache pages of each sequence, from its position 0 on. */
+  readonly pages: Tensor;
   readonly runs: number;
-  /** Every run is a single query, and there are few: each one's keys are spread over workgroups. */
-  readonly isDecode: boolean;
-  /** Tokens of the longest sequence, this call's included. */
-  readonly longestContext: number;
+  /** Runs of one query, which come first: each one's keys are spread over workgroups. */
+  readonly singles: number;
+  /** Tokens of the longest sequence among these, this pass's included. */
+  readonly longestSingle: number;
 }
 
 export interface Temporaries {

@@ -2,7 +2,7 @@ import { sum } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
 import { formatSpan, isHead } from "../base/span.ts";
 import type { CallFields } from "./headers.ts";
-import type { Draft, NodeFacts } from "./message.ts";
+import type { Draft, NodeFacts, Payload } from "./message.ts";
 import { firstSlot } from "./rectangle.ts";
 
 /** The guard of every call: it enters at this node's first layer, and means this node's model. */
@@ -40,73 +40,81 @@ export function checkRowCount(count: number, { maxRows }: NodeFacts): void {
   throw new UserError("impossible", `the call has ${count} rows, and this node takes ${maxRows}`, "send several calls");
 }
 
-export function checkLengths({ lengths, fields }: Draft, node: NodeFacts): void {
+/** What concerns the call as a whole, before anything is looked at row by row. */
+export function checkSizes({ lengths, payload }: Draft, node: NodeFacts): void {
   checkRowCount(lengths.length, node);
   if (sum(lengths) === 0) {
     throw new UserError("empty_prompt", "the call has no token in any row", "send at least one token");
   }
-  lengths.forEach((tokens, row) => {
-    const end = (fields[row]?.positionStart ?? 0) + tokens;
-    if (end <= node.maxContext) return;
-    throw new UserError(
-      "context_exceeded",
-      `row ${row} reaches ${end} tokens, and this node's context is ${node.maxContext}`,
-      "send fewer tokens",
-      { details: { row } },
-    );
-  });
+  if (payload.kind === "ids" || payload.hiddenSize === node.hiddenSize) return;
+  throw new UserError(
+    "hidden_size",
+    `the hidden states are ${payload.hiddenSize} wide, and this model's hidden size is ${node.hiddenSize}`,
+    "send hidden states of the same model",
+  );
 }
 
-export function checkPayload(draft: Draft, node: NodeFacts): void {
-  const { payload } = draft;
-  switch (payload.kind) {
-    case "ids": {
-      const at = payload.ids.findIndex((id) => id < 0 || id >= node.vocabSize);
-      if (at < 0) return;
-      const { row, slot } = placeOf(at, draft);
-      throw new UserError(
-        "token_id",
-        `row ${row} has the token id ${payload.ids[at]} at slot ${slot}, and the vocabulary is 0 to ${node.vocabSize - 1}`,
-        "tokenize with this model's tokenizer",
-        { details: { row } },
-      );
-    }
-    case "hidden": {
-      if (payload.hiddenSize !== node.hiddenSize) {
-        throw new UserError(
-          "hidden_size",
-          `the hidden states are ${payload.hiddenSize} wide, and this model's hidden size is ${node.hiddenSize}`,
-          "send hidden states of the same model",
-        );
-      }
-      const at = firstNonFinite(payload.values);
-      if (at < 0) return;
-      const { row, slot } = placeOf(Math.floor(at / payload.hiddenSize), draft);
-      throw new UserError(
-        "non_finite",
-        `the hidden states have a NaN or an infinity in row ${row} at slot ${slot}`,
-        "a value before this node left the range of bfloat16: look at the node that sent it",
-        { details: { row } },
-      );
-    }
-  }
+/** Why a row, whose first token is number `first` of all T, cannot run; undefined where it can. */
+export function rowProblem(draft: Draft, node: NodeFacts, row: number, first: number): UserError | undefined {
+  const { payload, tokenIds } = draft;
+  const length = draft.lengths[row]!;
+  const slot = draft.rectangle ? firstSlot(draft.rectangle, row) : 0;
+  const ids = payload.kind === "ids" ? payload.ids : tokenIds;
+  return (
+    lengthProblem(draft, node, row) ??
+    (ids && idProblem(ids.subarray(first, first + length), node, row, slot)) ??
+    (payload.kind === "hidden" ? valueProblem(payload, first, length, row, slot) : undefined)
+  );
+}
+
+function lengthProblem({ lengths, fields }: Draft, { maxContext }: NodeFacts, row: number): UserError | undefined {
+  const { positionStart = 0, maxLen } = fields[row] ?? {};
+  const end = positionStart + lengths[row]!;
+  const longest = Math.max(end, maxLen ?? 0);
+  if (longest <= maxContext) return undefined;
+  return new UserError(
+    "context_exceeded",
+    `row ${row} ${end > maxContext ? "reaches" : "asks for room for"} ${longest} tokens, and this node's context is ${maxContext}`,
+    "send fewer tokens",
+    { details: { row } },
+  );
+}
+
+function idProblem(ids: Int32Array, { vocabSize }: NodeFacts, row: number, slot: number): UserError | undefined {
+  const at = ids.findIndex((id) => id < 0 || id >= vocabSize);
+  if (at < 0) return undefined;
+  return new UserError(
+    "token_id",
+    `row ${row} has the token id ${ids[at]} at slot ${slot + at}, and the vocabulary is 0 to ${vocabSize - 1}`,
+    "tokenize with this model's tokenizer",
+    { details: { row } },
+  );
 }
 
 /**
  * A NaN would spread over every later token of its row and come out as a plausible token id, so it is refused where it
  * enters. One in a padded slot has been stripped by now, and does no harm.
  */
-function firstNonFinite(values: Uint16Array): number {
-  for (let i = 0; i < values.length; i++) {
+function valueProblem(
+  { values, hiddenSize }: Extract<Payload, { kind: "hidden" }>,
+  first: number,
+  length: number,
+  row: number,
+  slot: number,
+): UserError | undefined {
+  const at = firstNonFinite(values, first * hiddenSize, (first + length) * hiddenSize);
+  if (at < 0) return undefined;
+  return new UserError(
+    "non_finite",
+    `the hidden states have a NaN or an infinity in row ${row} at slot ${slot + Math.floor(at / hiddenSize) - first}`,
+    "a value before this node left the range of bfloat16: look at the node that sent it",
+    { details: { row } },
+  );
+}
+
+function firstNonFinite(values: Uint16Array, begin: number, end: number): number {
+  for (let i = begin; i < end; i++) {
     if ((values[i]! & 0x7f80) === 0x7f80) return i; // an exponent of ones: infinity or NaN
   }
   return -1;
-}
-
-/** Where the token `index` of all T lay in the call. */
-function placeOf(index: number, { lengths, rectangle }: Draft): { row: number; slot: number } {
-  let row = 0;
-  let left = index;
-  while (left >= lengths[row]!) left -= lengths[row++]!;
-  return { row, slot: left + (rectangle ? firstSlot(rectangle, row) : 0) };
 }

@@ -7,15 +7,19 @@ import { checkCall, checkHead } from "./check.ts";
 import type { Draft, ForwardRow, Message, NodeFacts, Payload } from "./message.ts";
 import { halves } from "./raw.ts";
 import { type Rectangle, rectangleFromMask, strip } from "./rectangle.ts";
-import { mergeRowFields, type RowFields, rowFieldsOfHeaders, rowFieldsOfMetadata, type Want } from "./rows.ts";
+import { mergeRowFields, type RowFields, rowFieldsOfHeaders, rowFieldsOfMetadata } from "./rows.ts";
 
-/** What a node sends to the next one. */
+/** One row of a frame: what the next node is told of it. */
+export type FrameRow = Omit<ForwardRow, "index" | "problem">;
+
+/** What a node sends to the next one: rows of any number of calls. */
 export interface Frame {
   /** [T, hiddenSize] bfloat16 */
   readonly values: Uint16Array;
   readonly hiddenSize: number;
-  readonly rows: readonly ForwardRow[];
-  readonly want: Want;
+  /** [T] The tokens' ids, where they are known. */
+  readonly tokenIds?: Int32Array;
+  readonly rows: readonly FrameRow[];
   readonly model: string;
   readonly fromLayer: number;
   readonly requestId: string;
@@ -24,19 +28,27 @@ export interface Frame {
 }
 
 export function encodeFrame(frame: Frame): Uint8Array {
-  const { values, hiddenSize, rows, want } = frame;
+  const { values, hiddenSize, tokenIds, rows } = frame;
+  const hidden = [values.length / hiddenSize, hiddenSize];
   return encodeContainer(
-    [{ name: "hidden_states", dtype: "BF16", shape: [values.length / hiddenSize, hiddenSize], data: values }],
+    [
+      { name: "hidden_states", dtype: "BF16", shape: hidden, data: values },
+      ...(tokenIds ? [{ name: "token_ids", dtype: "I32", shape: [tokenIds.length], data: tokenIds } as const] : []),
+    ],
     {
       v: String(PROTOCOL_VERSION),
       from_layer: String(frame.fromLayer),
       model: frame.model,
-      rows: JSON.stringify(rows.map(({ tokens, positionStart }) => ({ pos_start: positionStart, n: tokens, want }))),
+      rows: JSON.stringify(rows.map(rowMetadata)),
       request_id: frame.requestId,
       deadline_ms: String(frame.deadlineMs),
       ...(frame.route && { route: JSON.stringify(frame.route) }),
     },
   );
+}
+
+function rowMetadata({ tokens, positionStart, session, step, maxLen, prefix, want, sampling }: FrameRow): object {
+  return { session, pos_start: positionStart, n: tokens, step, max_len: maxLen, prefix, want, sampling };
 }
 
 /** An `application/x-safetensors` body: rows of hidden states or of token ids, or a rectangle with its mask. */
@@ -49,12 +61,12 @@ export function readContainer({ headers, body }: Message, node: NodeFacts): Draf
     if (headers.has(name))
       throw malformed(`header ${name} came with a container`, "the tensors of a container say it: leave it away");
   }
-  const { payload, rectangle } = readTensors(container, node);
+  const { payload, tokenIds, rectangle } = readTensors(container, node);
   const said = container.metadata["rows"];
   const inside = said === undefined ? undefined : rowFieldsOfMetadata(said);
   const lengths = rowLengths(inside, rectangle, payload);
   const fields = mergeRowFields(inside ?? lengths.map(() => ({})), rowFieldsOfHeaders(headers, lengths.length));
-  return { spelling: "container", call, payload, lengths, fields, rectangle };
+  return { spelling: "container", call, payload, tokenIds, lengths, fields, rectangle };
 }
 
 const TENSORS = {
@@ -64,7 +76,10 @@ const TENSORS = {
   token_ids: { dtype: "I32", rank: [1], shape: "[T]" },
 } as const;
 
-function readTensors({ tensors }: Container, node: NodeFacts): { payload: Payload; rectangle?: Rectangle } {
+function readTensors(
+  { tensors }: Container,
+  node: NodeFacts,
+): Pick<Draft, "payload" | "tokenIds"> & { rectangle?: Rectangle } {
   for (const [name, { dtype, shape }] of tensors) checkTensor(name, dtype, shape);
   const hidden = tensors.get("hidden_states");
   const ids = tensors.get("input_ids");
@@ -90,8 +105,8 @@ function readTensors({ tensors }: Container, node: NodeFacts): { payload: Payloa
     hiddenSize,
     values: rectangle ? strip(values, rectangle, hiddenSize) : values,
   } as const;
-  checkTokenIds(tensors.get("token_ids"), values.length / hiddenSize);
-  return { payload, rectangle };
+  const tokenIds = readTokenIds(tensors.get("token_ids"), values.length / hiddenSize);
+  return { payload, tokenIds: tokenIds && rectangle ? strip(tokenIds, rectangle, 1) : tokenIds, rectangle };
 }
 
 function checkTensor(name: string, dtype: string, shape: readonly number[]): void {
@@ -119,9 +134,13 @@ function rectangleOfTensors(
   );
 }
 
-/** They are for sampling with the history, which is not here yet: looked at, and left alone. */
-function checkTokenIds(ids: { shape: readonly number[] } | undefined, tokens: number): void {
-  if (ids === undefined || ids.shape[0] === tokens) return;
+/** As many as the hidden states have tokens, padded slots included. */
+function readTokenIds(
+  ids: { shape: readonly number[]; data: Uint8Array } | undefined,
+  tokens: number,
+): Int32Array | undefined {
+  if (ids === undefined) return undefined;
+  if (ids.shape[0] === tokens) return integers(ids.data);
   throw malformed(`token_ids has ${ids.shape[0]} ids for ${tokens} tokens`, "send one id for each token");
 }
 

@@ -23,9 +23,25 @@ export interface NodeInfo {
   readonly max_context: number;
   readonly max_sessions: number;
   readonly max_rows: number;
+  /** Of a `POST /forward`. */
+  readonly max_body_bytes?: number;
   readonly device: string;
+  /** Bytes of the weights that a pass of one token reads: with the time of such a pass, how fast the node is. */
+  readonly weight_bytes_per_token?: number;
   readonly memory: MemoryInfo;
+  readonly cache?: CacheInfo;
   readonly next: string | null;
+}
+
+/** The room for sessions, in pages of tokens, and how often a session began with tokens that were there already. */
+export interface CacheInfo {
+  readonly page_tokens: number;
+  readonly pages: number;
+  /** Promised to open sessions. */
+  readonly reserved_pages: number;
+  readonly sessions: number;
+  readonly prefix_hits: number;
+  readonly prefix_tokens: number;
 }
 
 /** Bytes of device memory: what the plan says, what is taken, what is free (null where nobody can tell). */

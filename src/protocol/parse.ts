@@ -1,19 +1,20 @@
 import { UserError } from "../base/errors.ts";
-import { checkLengths, checkPayload } from "./check.ts";
+import { checkSizes, rowProblem } from "./check.ts";
 import { CONTAINER_TYPE } from "./container.ts";
 import { checkContentDigest } from "./digest.ts";
 import { readContainer } from "./frame.ts";
 import { malformed } from "./headers.ts";
-import type { Draft, ForwardRequest, Message, NodeFacts } from "./message.ts";
+import type { Draft, ForwardRequest, ForwardRow, Message, NodeFacts } from "./message.ts";
 import { RAW_TYPE, readRaw } from "./raw.ts";
-import { onlyStateless } from "./rows.ts";
+import { checkRowFields } from "./rows.ts";
 import { readJson, readText } from "./text.ts";
 
 /**
  * Reads a `POST /forward` in any of its spellings.
  *
- * Throws UserError: `malformed`, `corrupt`, `version_mismatch`, `unsupported_spelling`, `from_layer`, `model_mismatch`, and
- * the ones for calls that are well-formed and impossible (`hidden_size`, `token_id`, `right_padding`, …).
+ * Throws UserError: `malformed`, `corrupt`, `version_mismatch`, `unsupported_spelling`, `from_layer`, `model_mismatch`,
+ * and the ones for calls that are well-formed and impossible (`hidden_size`, `token_id`, `right_padding`, …). A
+ * container's row that is impossible by itself (`context_exceeded`, `token_id`, `non_finite`) has that as its `problem`.
  */
 export function parseForward(message: Message, node: NodeFacts): ForwardRequest {
   try {
@@ -30,12 +31,28 @@ function parse(message: Message, node: NodeFacts): ForwardRequest {
   checkContentDigest(message.headers, message.body);
   const draft = read(message, node);
 
-  const want = onlyStateless(draft.fields);
-  const rows = draft.lengths.map((tokens, row) => ({ tokens, positionStart: draft.fields[row]?.positionStart ?? 0 }));
-  checkLengths(draft, node);
-  checkPayload(draft, node);
-  const { spelling, call, payload, rectangle } = draft;
-  return { ...call, spelling, payload, rows: rows.filter(({ tokens }) => tokens > 0), rectangle, want };
+  const want = checkRowFields(draft.fields);
+  checkSizes(draft, node);
+  const rows = rowsOf(draft, node);
+  const { spelling, call, payload, rectangle, tokenIds } = draft;
+  return { ...call, spelling, payload, rows, rectangle, want, ...(tokenIds && { tokenIds }) };
+}
+
+/**
+ * The rows that take part. What is wrong with one of them is that row's problem where the call is rows, as nodes send
+ * them: they come from different callers. A rectangle is one caller's, and wrong as a whole.
+ */
+function rowsOf(draft: Draft, node: NodeFacts): ForwardRow[] {
+  const rows: ForwardRow[] = [];
+  let at = 0;
+  draft.lengths.forEach((tokens, index) => {
+    const { n: _, positionStart = 0, want = "token", ...fields } = draft.fields[index] ?? {};
+    const problem = rowProblem(draft, node, index, at);
+    if (problem && draft.rectangle) throw problem;
+    if (tokens > 0) rows.push({ ...fields, index, tokens, positionStart, want, ...(problem && { problem }) });
+    at += tokens;
+  });
+  return rows;
 }
 
 function readerOf(headers: Headers): (message: Message, node: NodeFacts) => Draft {

@@ -1,20 +1,12 @@
 import { UserError } from "../base/errors.ts";
 import { HEADERS, malformed, optional, parseCount, readHeader, type Said } from "./headers.ts";
+import { checkSampling, type Sampling } from "./sampling.ts";
 
 export const WANTS = ["token", "logits", "all_logits", "hidden", "none"] as const;
 /** What the tail shall give. */
 export type Want = (typeof WANTS)[number];
 
-export interface Sampling {
-  readonly temperature?: number;
-  readonly top_k?: number;
-  readonly top_p?: number;
-  readonly min_p?: number;
-  readonly repetition_penalty?: number;
-  readonly seed?: number;
-  readonly logprobs?: number;
-  readonly stop_token_ids?: readonly number[];
-}
+export type { Sampling };
 
 /** What is said for each row, as far as it was said. */
 export interface RowFields {
@@ -23,6 +15,8 @@ export interface RowFields {
   readonly session?: string;
   readonly positionStart?: number;
   readonly maxLen?: number;
+  /** Begin the session with `positionStart` tokens that nodes still hold of an earlier one: the digest of their ids. */
+  readonly prefix?: string;
   readonly step?: number;
   readonly want?: Want;
   readonly sampling?: Sampling;
@@ -72,13 +66,6 @@ export function mergeRowFields(metadata: readonly RowFields[], headers: readonly
   });
 }
 
-/** Whether the tail takes the likeliest token, as it does where nothing is said. */
-export function isGreedy(sampling: Sampling | undefined): boolean {
-  const { temperature, repetition_penalty, logprobs, stop_token_ids, ...shape } = sampling ?? {};
-  const sharp = temperature === 0 || (temperature === undefined && Object.keys(shape).length === 0);
-  return sharp && (repetition_penalty ?? 1) === 1 && !logprobs && !stop_token_ids?.length;
-}
-
 function listOf<T>(said: Said, batch: number, parse: (said: Said) => T, split: (text: string) => string[]): T[] {
   const items = split(said.text).map((text) => parse({ where: said.where, text: text.trim() }));
   if (items.length === 1) return Array.from({ length: batch }, () => items[0]!);
@@ -98,7 +85,7 @@ function splitJson(text: string): string[] {
 function parseRow(row: unknown, where: string): RowFields {
   if (typeof row !== "object" || row === null || Array.isArray(row))
     throw malformed(`${where} is not an object`, ROW_HINT);
-  const { n, session, pos_start, max_len, step, want, sampling, ...unknown } = row as Record<string, unknown>;
+  const { n, session, pos_start, max_len, prefix, step, want, sampling, ...unknown } = row as Record<string, unknown>;
   const stranger = Object.keys(unknown)[0];
   if (stranger !== undefined) throw malformed(`${where} has the unknown field "${stranger}"`, ROW_HINT);
   const said = (field: string, value: unknown): Said | undefined =>
@@ -108,13 +95,14 @@ function parseRow(row: unknown, where: string): RowFields {
     session: optional(said("session", session), parseRowSession),
     positionStart: optional(said("pos_start", pos_start), parseCount),
     maxLen: optional(said("max_len", max_len), parseCount),
+    prefix: optional(said("prefix", prefix), parsePrefix),
     step: optional(said("step", step), parseCount),
     want: optional(said("want", want), parseWant),
     sampling: optional(said("sampling", sampling), parseSampling),
   };
 }
 
-const ROW_HINT = "the fields of a row are n, session, pos_start, max_len, step, want, sampling";
+const ROW_HINT = "the fields of a row are n, session, pos_start, max_len, prefix, step, want, sampling";
 
 const textOf = (value: unknown): string => (typeof value === "string" ? value : JSON.stringify(value));
 
@@ -128,44 +116,18 @@ function sessionId({ where, text }: Said, pattern: RegExp): string {
   throw malformed(`${where} is "${text}"`, "give 1 to 64 characters of A-Z a-z 0-9 _ -");
 }
 
+function parsePrefix({ where, text }: Said): string {
+  if (/^[0-9a-f]{64}$/.test(text)) return text;
+  throw malformed(`${where} is "${text.slice(0, 100)}"`, "give 64 hex digits, as a digest of the ids has them");
+}
+
 function parseWant({ where, text }: Said): Want {
   const want = WANTS.find((known) => known === text);
   if (want !== undefined) return want;
   throw malformed(`${where} is "${text}"`, `it can be ${WANTS.join(", ")}`);
 }
 
-const isNumber = (value: unknown): value is number => typeof value === "number" && Number.isFinite(value);
-const isCount = (value: unknown): value is number => Number.isSafeInteger(value) && (value as number) >= 0;
-
-/** Each field, when its value is well-formed, and what to say where it is not. */
-const SAMPLING_FIELDS: Record<keyof Sampling, { ok: (value: unknown) => boolean; hint: string }> = {
-  temperature: { ok: (value) => isNumber(value) && value >= 0, hint: "a number from 0" },
-  top_k: { ok: isCount, hint: "a whole number from 0" },
-  top_p: { ok: (value) => isNumber(value) && value > 0 && value <= 1, hint: "a number above 0, up to 1" },
-  min_p: { ok: (value) => isNumber(value) && value >= 0 && value <= 1, hint: "a number from 0 to 1" },
-  repetition_penalty: { ok: (value) => isNumber(value) && value > 0, hint: "a number above 0" },
-  seed: { ok: isCount, hint: "a whole number from 0" },
-  logprobs: { ok: isCount, hint: "a whole number from 0" },
-  stop_token_ids: { ok: (value) => Array.isArray(value) && value.every(isCount), hint: "a list of token ids" },
-};
-
-function parseSampling(said: Said): Sampling {
-  const value = parseJson(said);
-  if (typeof value !== "object" || value === null || Array.isArray(value)) {
-    throw malformed(`${said.where} is not a JSON object`, `its fields are ${Object.keys(SAMPLING_FIELDS).join(", ")}`);
-  }
-  for (const [field, given] of Object.entries(value)) {
-    if (!Object.hasOwn(SAMPLING_FIELDS, field)) {
-      throw malformed(
-        `${said.where} has the unknown field "${field}"`,
-        `known: ${Object.keys(SAMPLING_FIELDS).join(", ")}`,
-      );
-    }
-    const { ok, hint } = SAMPLING_FIELDS[field as keyof Sampling];
-    if (!ok(given)) throw malformed(`${said.where} has ${field} ${JSON.stringify(given)}`, `give ${hint}`);
-  }
-  return value;
-}
+const parseSampling = (said: Said): Sampling => checkSampling(parseJson(said), said.where);
 
 function parseJson({ where, text }: Said): unknown {
   try {
@@ -176,30 +138,40 @@ function parseJson({ where, text }: Said): unknown {
 }
 
 /**
- * What the contract has and this version has not: sessions, sampling, and rows that want different things. Refused
- * rather than ignored. Returns what all rows want.
+ * Whether what is said of each row makes sense by itself, and what the rows want together: `token` also where some of
+ * them want nothing. Throws UserError `malformed` or `not_supported` with the row.
  */
-export function onlyStateless(rows: readonly RowFields[]): Want {
-  const want = rows[0]?.want ?? "token";
-  for (const [row, fields] of rows.entries()) {
-    const session = { session: fields.session, step: fields.step, max_len: fields.maxLen };
-    const used = Object.entries(session).find(([, value]) => value !== undefined);
-    if (used) throw notSupported(row, `${used[0]} is given`, "leave it away and send the whole sequence");
-    if (fields.positionStart) {
-      const problem = `it starts at position ${fields.positionStart}, and this node keeps no sessions`;
-      throw notSupported(row, problem, "send the whole sequence, from position 0");
-    }
-    if (!isGreedy(fields.sampling))
-      throw notSupported(row, "sampling is asked for", "only greedy decoding is here: leave it away");
-    if ((fields.want ?? "token") !== want) {
-      throw notSupported(
-        row,
-        `it wants ${fields.want ?? "token"}, and the first row ${want}`,
-        "send one call for each",
-      );
-    }
+export function checkRowFields(rows: readonly RowFields[]): Want {
+  rows.forEach(checkRow);
+  const wants = new Set(rows.map(({ want = "token" }) => want));
+  if (wants.size < 2) return rows[0]?.want ?? "token";
+  if (wants.size === 2 && wants.has("token") && wants.has("none")) return "token";
+  const [first, ...others] = wants;
+  const row = rows.findIndex(({ want = "token" }) => want !== first);
+  throw notSupported(
+    row,
+    `it wants ${rows[row]!.want ?? "token"}, and the first row ${first}${others.length > 1 ? ", others something else" : ""}`,
+    "rows of one call want the same, or some of them token and the others none: send one call for each other wish",
+  );
+}
+
+function checkRow({ session, step, positionStart, maxLen, prefix }: RowFields, row: number): void {
+  const details = { details: { row } };
+  if (session === undefined) {
+    const used = Object.entries({ step, max_len: maxLen, prefix }).find(([, value]) => value !== undefined);
+    const hint = "name a session, or send the whole sequence from position 0";
+    if (used) throw notSupported(row, `${used[0]} is given without a session`, hint);
+    if (positionStart) throw notSupported(row, `it starts at position ${positionStart} without a session`, hint);
+    return;
   }
-  return want;
+  if (step === undefined) {
+    const hint = "give a number that grows with each call of the session: it makes a retry harmless";
+    throw new UserError("malformed", `row ${row} has the session ${session} and no step`, hint, details);
+  }
+  if (prefix !== undefined && !positionStart) {
+    const problem = `row ${row} begins with a prefix, and its pos_start is ${positionStart ?? "missing"}`;
+    throw new UserError("malformed", problem, "give the number of tokens that the prefix stands for", details);
+  }
 }
 
 function notSupported(row: number, problem: string, hint: string): UserError {

@@ -3,16 +3,20 @@ import { UserError } from "../base/errors.ts";
 import type { Logger } from "../base/log.ts";
 import type { Stage } from "../engine/types.ts";
 import type { Admission } from "../mesh/admission.ts";
-import { HEADERS, PROTOCOL_VERSION } from "../protocol/headers.ts";
-import type { MemoryInfo, NodeInfo } from "../protocol/info.ts";
+import { HEADERS, PROTOCOL_VERSION, readCallFields } from "../protocol/headers.ts";
+import type { CacheInfo, MemoryInfo, NodeInfo } from "../protocol/info.ts";
 import type { NodeFacts } from "../protocol/message.ts";
+import { countProbe } from "../protocol/probe.ts";
 import type { Tokenizer } from "../tokenizer/tokenizer.ts";
-import { errorReply } from "./errors.ts";
+import { describeError, errorReply } from "./errors.ts";
 import { forward, type Limits } from "./forward.ts";
 import { type Allowed, guard } from "./guard.ts";
 import { Readiness } from "./health.ts";
 import { Lifecycle } from "./lifecycle.ts";
-import { Queue } from "./queue.ts";
+import { openAiErrorReply } from "./openai/errors.ts";
+import { FrontDoor, type FrontDoorParts } from "./openai/front-door.ts";
+import type { TextModel } from "./openai/text-model.ts";
+import { RowRunner } from "./rows.ts";
 
 export interface Identity {
   /** Of this process: another one after a restart. */
@@ -25,64 +29,95 @@ export interface Identity {
   readonly numerics: string;
   /** The adapter's name. */
   readonly device: string;
+  /** Of the weights that a pass of one token reads. */
+  readonly weightBytesPerToken?: number;
 }
 
 export interface AppOptions {
   readonly stage: Stage;
   /** A head's. */
   readonly tokenizer?: Tokenizer;
+  /** A head's: what texts need beside it. */
+  readonly textModel?: Partial<TextModel>;
   readonly identity: Identity;
   /** The rest of the chain. Whoever made it starts and stops it. */
   readonly next?: Admission;
   readonly limits?: Partial<Limits>;
   readonly log: Logger;
   readonly memory: () => MemoryInfo;
+  /** Milliseconds after its last step at which a session is forgotten; default 10 minutes. */
+  readonly sessionIdleMs?: number;
+  /** What that is measured with, in milliseconds from anywhere; default `performance.now`. */
+  readonly clock?: () => number;
+  /** Of streams. */
+  readonly timing?: FrontDoorParts["timing"];
   /** Beside loopback, under which hosts and from which web pages the node may be called. */
   readonly allowed?: Partial<Allowed>;
 }
 
 export interface App {
   fetch(request: Request): Promise<Response>;
-  /** Refuses new calls from now on; resolves when those that run have their results. */
+  /** What runs rows, for callers in this process. */
+  readonly runner: RowRunner;
+  /** Refuses new calls from now on; when those that run have their results, ends all sessions and resolves. */
   drain(): Promise<void>;
 }
 
-const DEFAULT_LIMITS: Limits = { maxBodyBytes: 256 << 20, maxOutputBytes: 256 << 20, maxWaiting: 64, maxRows: 1024 };
+const DEFAULT_LIMITS: Limits = {
+  maxBodyBytes: 256 << 20,
+  maxOutputBytes: 256 << 20,
+  maxWaiting: 64,
+  maxRows: 1024,
+  maxSessions: 1024, // their room is counted in tokens, by the stage
+};
+const SESSION_IDLE_MS = 600_000;
 
-/** The node as HTTP: `POST /forward`, `GET /info`, `GET /health/live`, `GET /health/ready`. */
+/**
+ * The node as HTTP: `POST /forward`, `DELETE /sessions/{id}`, `POST /probe`, `GET /info`, `GET /health/live`,
+ * `GET /health/ready`; on a head also `/v1`.
+ */
 export function createApp(options: AppOptions): App {
   const { stage, tokenizer, identity, next, log } = options;
   const limits = { ...DEFAULT_LIMITS, ...options.limits };
   const allowed: Allowed = { hosts: [], origins: [], ...options.allowed };
   const facts = factsOf(stage, identity, limits, tokenizer);
-  const queue = new Queue(limits.maxWaiting);
+  const idleMs = options.sessionIdleMs ?? SESSION_IDLE_MS;
+  const runner = new RowRunner({ stage, next, ...limits, idleMs, log, clock: options.clock });
+  const expiring = setInterval(() => runner.expire(), Math.min(idleMs / 2, EXPIRE_MS));
+  expiring.unref(); // nothing waits for it
   const lifecycle = new Lifecycle();
-  const readiness = new Readiness({ stage, queue, lifecycle, next });
-  const { numerics } = identity;
-  const parts = { stage, tokenizer, facts, numerics, next, limits, queue, lifecycle, readiness };
+  const readiness = new Readiness({ runner, lifecycle, next });
+  const answerer = { node: identity.node, span: stage.info.span };
+  const parts = { runner, tokenizer, facts, numerics: identity.numerics, limits, lifecycle, answerer, log };
 
   const hono = new Hono<{ Variables: { id: string } }>();
   hono.post("/forward", (c) => {
     lifecycle.check();
     return forward(c.req.raw, parts, (id) => c.set("id", id));
   });
+  hono.delete("/sessions/:id", async (c) => {
+    await endSession(c.req.param("id"), c.req.raw.headers, runner);
+    return c.body(null, 204);
+  });
+  hono.post("/probe", async (c) => c.json(await countProbe(c.req.raw)));
   hono.get("/info", (c) => c.json(infoOf(options, limits)));
   hono.get("/health/live", (c) => c.json({ status: "live" }));
   hono.get("/health/ready", async (c) => {
     await readiness.check();
     return c.json({ status: "ready" });
   });
+  if (tokenizer) frontDoorOf(options, tokenizer, { ...parts, maxWaiting: limits.maxWaiting }).mount(hono);
   const routes = hono.routes.map(({ method, path }) => ({ method, path })); // a copy: the next line adds to them
   for (const { method, path } of routes) hono.all(path, (c) => refuseMethod(c.req.method, path, method));
-  hono.notFound((c) => refusePath(c.req.path, routes));
+  hono.notFound((c) => refusePath(c.req.path, routes, tokenizer === undefined));
 
-  const answerer = { node: identity.node, span: stage.info.span };
   const refuse = (error: unknown, request: Request, id = "-") => {
-    const response = errorReply(error, answerer, log, {
-      id,
-      signal: request.signal,
-      isProbe: URL.parse(request.url)?.pathname.startsWith("/health/"),
-    });
+    const path = URL.parse(request.url)?.pathname;
+    const about = { id, signal: request.signal, isProbe: path?.startsWith("/health/") };
+    const response =
+      path?.startsWith(OPENAI_PATH) && !request.signal.aborted
+        ? openAiErrorReply(describeError(error, answerer, log, about), id)
+        : errorReply(error, answerer, log, about);
     if (id !== "-") response.headers.set(HEADERS.requestId, id);
     return response;
   };
@@ -94,7 +129,12 @@ export function createApp(options: AppOptions): App {
       response.headers.set(HEADERS.node, identity.node);
       return response;
     },
-    drain: () => lifecycle.drain(),
+    runner,
+    async drain() {
+      await lifecycle.drain();
+      clearInterval(expiring);
+      runner.close();
+    },
   };
 
   async function answer(request: Request): Promise<Response> {
@@ -107,6 +147,25 @@ export function createApp(options: AppOptions): App {
   }
 }
 
+/** How often sessions are looked at that may have expired. */
+const EXPIRE_MS = 30_000;
+
+const OPENAI_PATH = "/v1/";
+
+function frontDoorOf(
+  { textModel, identity, next, timing }: AppOptions,
+  tokenizer: Tokenizer,
+  parts: Pick<FrontDoorParts, "runner" | "numerics" | "lifecycle" | "answerer" | "log" | "maxWaiting">,
+): FrontDoor {
+  return new FrontDoor({ ...parts, tokenizer, next, timing, model: textModel ?? {}, modelId: identity.modelId });
+}
+
+async function endSession(id: string, headers: Headers, runner: RowRunner): Promise<void> {
+  const { route } = readCallFields(headers);
+  if (await runner.deleteSession(id, route)) return;
+  throw new UserError("not_found", `no node of this chain has the session ${id.slice(0, 80)}`, "it may have expired");
+}
+
 function factsOf({ info }: Stage, { modelDigest }: Identity, { maxRows }: Limits, tokenizer?: Tokenizer): NodeFacts {
   const { span, hiddenSize, vocabSize, maxContext } = info;
   const encode =
@@ -114,7 +173,7 @@ function factsOf({ info }: Stage, { modelDigest }: Identity, { maxRows }: Limits
   return { span, hiddenSize, vocabSize, maxContext, maxRows, model: modelDigest, encode };
 }
 
-function infoOf({ stage, tokenizer, identity, next, memory }: AppOptions, { maxRows }: Limits): NodeInfo {
+function infoOf({ stage, tokenizer, identity, next, memory }: AppOptions, limits: Limits): NodeInfo {
   const { span, hiddenSize, vocabSize, maxContext } = stage.info;
   return {
     v: PROTOCOL_VERSION,
@@ -131,11 +190,26 @@ function infoOf({ stage, tokenizer, identity, next, memory }: AppOptions, { maxR
     hidden_size: hiddenSize,
     vocab_size: vocabSize,
     max_context: maxContext,
-    max_sessions: 0,
-    max_rows: maxRows,
+    max_sessions: limits.maxSessions,
+    max_rows: limits.maxRows,
+    max_body_bytes: limits.maxBodyBytes,
     device: identity.device,
+    weight_bytes_per_token: identity.weightBytesPerToken,
     memory: memory(),
+    cache: cacheInfo(stage),
     next: next?.next.url ?? null,
+  };
+}
+
+function cacheInfo({ cacheUse }: Stage): CacheInfo {
+  const { pageTokens, pages, reservedPages, sessions, prefixHits, prefixTokens } = cacheUse;
+  return {
+    page_tokens: pageTokens,
+    pages,
+    reserved_pages: reservedPages,
+    sessions,
+    prefix_hits: prefixHits,
+    prefix_tokens: prefixTokens,
   };
 }
 
@@ -145,7 +219,9 @@ function refuseMethod(method: string, path: string, allowed: string): never {
   });
 }
 
-function refusePath(path: string, routes: readonly { method: string; path: string }[]): never {
+function refusePath(path: string, routes: readonly { method: string; path: string }[], isNoHead: boolean): never {
   const known = routes.map((route) => `${route.method} ${route.path}`).join(", ");
-  throw new UserError("not_found", `there is no ${path}`, `this node has ${known}`);
+  const hint =
+    isNoHead && path.startsWith(OPENAI_PATH) ? "ask the head: the node that holds layer 0" : `this node has ${known}`;
+  throw new UserError("not_found", `there is no ${path}`, hint);
 }

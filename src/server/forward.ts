@@ -1,41 +1,41 @@
 import { formatBytes } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
+import type { Logger } from "../base/log.ts";
 import { formatSpan, isTail } from "../base/span.ts";
-import type { Stage, StageInput, StageOutput } from "../engine/types.ts";
-import type { Admission } from "../mesh/admission.ts";
 import { readBody } from "../protocol/body.ts";
-import { RemoteError } from "../protocol/error-reply.ts";
+import type { ErrorBody } from "../protocol/error-reply.ts";
 import { HEADERS, readHeader } from "../protocol/headers.ts";
-import type { ForwardRequest, NodeFacts } from "../protocol/message.ts";
+import type { ForwardRequest, ForwardRow, NodeFacts } from "../protocol/message.ts";
 import { parseForward } from "../protocol/parse.ts";
-import { encodeReply, type ForwardResult, type HeadText, replyBytes } from "../protocol/reply.ts";
+import { encodeReply, hasPlaceForErrors, type HeadText, replyBytes, type RowOutcome } from "../protocol/reply.ts";
 import { StreamingDecoder } from "../tokenizer/streaming-decoder.ts";
 import type { Tokenizer } from "../tokenizer/tokenizer.ts";
-import type { Readiness } from "./health.ts";
+import { type Answerer, describeError, RowErrors } from "./errors.ts";
 import type { Lifecycle } from "./lifecycle.ts";
-import type { Queue } from "./queue.ts";
+import type { RowCall, RowReply, RowRunner } from "./rows.ts";
 
 export interface Limits {
   /** Bytes of a request body. */
   readonly maxBodyBytes: number;
   /** Bytes of a reply's values. */
   readonly maxOutputBytes: number;
-  /** Calls that may wait for the device. */
+  /** Rows without an open session that may wait for the device. */
   readonly maxWaiting: number;
   /** Rows of one call. */
   readonly maxRows: number;
+  /** Sessions that are open at one time. */
+  readonly maxSessions: number;
 }
 
 export interface ForwardParts {
-  readonly stage: Stage;
+  readonly runner: RowRunner;
   readonly tokenizer: Tokenizer | undefined;
   readonly facts: NodeFacts;
   readonly numerics: string;
-  readonly next: Admission | undefined;
   readonly limits: Limits;
-  readonly queue: Queue;
   readonly lifecycle: Lifecycle;
-  readonly readiness: Readiness;
+  readonly answerer: Answerer;
+  readonly log: Logger;
 }
 
 /** What is known of a call beside its request. */
@@ -46,14 +46,14 @@ interface Call {
 }
 
 /**
- * `POST /forward`: read it, run this node's layers, send the result on where there is a next node, and answer in the
- * caller's spelling. `named` is told the call's id as soon as it is known.
+ * `POST /forward`: read it, run each of its rows through this node's layers and on to the next node where there is one,
+ * and answer in the caller's spelling. `named` is told the call's id as soon as it is known.
  */
 export async function forward(message: Request, parts: ForwardParts, named: (id: string) => void): Promise<Response> {
   const startedAt = performance.now();
   const given = readHeader(message.headers, HEADERS.requestId)?.text;
   if (given !== undefined) named(given);
-  parts.queue.checkRoom(); // before megabytes are read that could not be used
+  if (isBig(message.headers)) parts.runner.checkRoom(); // before megabytes are read that could not be used
   const body = await readBody(message, bodyLimit(message.headers, parts), "the body");
   return parts.lifecycle.run(async () => {
     const request = parseForward({ headers: message.headers, body }, parts.facts);
@@ -64,6 +64,11 @@ export async function forward(message: Request, parts: ForwardParts, named: (id:
   });
 }
 
+/** Steps of sessions that are open are small, and always have room: only what is larger is refused unread. */
+const BIG_BODY_BYTES = 1 << 20;
+
+const isBig = (headers: Headers): boolean => Number(headers.get("Content-Length") ?? Infinity) > BIG_BODY_BYTES;
+
 /** JSON is parsed in one go, during which the node answers nobody: a batch that large goes as a container. */
 const JSON_BODY_BYTES = 16 << 20;
 
@@ -73,75 +78,111 @@ function bodyLimit(headers: Headers, { limits }: ForwardParts): number {
 }
 
 async function answer(request: ForwardRequest, call: Call, parts: ForwardParts): Promise<Response> {
-  const { stage, facts, limits } = parts;
-  const next = nextOf(request, parts);
+  const { runner, facts, limits } = parts;
+  const next = runner.nextOf(request.route);
   checkOutput(request, next !== undefined || isTail(facts.span), facts, limits);
 
-  const queuedAt = performance.now();
-  let stageAt = queuedAt;
-  const work = () => {
-    stageAt = performance.now();
-    return stage.forward(stageInput(request), request.want, call.signal);
-  };
-  const output = await parts.queue.run(work, call.signal);
-  parts.readiness.wentWell();
-  const sentAt = performance.now();
+  const { noRoom } = runner; // before the first row of this call takes any
+  const rows = rowCalls(request, call).map((row) => (noRoom && runner.isNew(row) ? { ...row, problem: noRoom } : row));
+  const settled = await Promise.allSettled(rows.map((row) => runRow(row, runner)));
+  const { aborted, reason } = call.signal;
+  if (aborted && !(reason instanceof UserError)) throw reason; // nobody is there to be told
+  const replies = settled.flatMap((row) => (row.status === "fulfilled" ? [row.value] : []));
+  const outcomes = outcomesOf(request, settled, call, parts);
 
-  const passed = next && output.kind === "hidden" ? await passOn(request, output.values, call, next) : undefined;
-  const result = passed?.result ?? resultOf(output, stage);
-  const doneAt = performance.now();
-
-  const reply = encodeReply(request, result, facts, headText(request, result, parts.tokenizer));
-  const cached = request.rectangle?.lengths ?? request.rows;
-  const timing = { queue: stageAt - queuedAt, stage: sentAt - stageAt, ...(passed && { next: doneAt - sentAt }) };
+  const reply = encodeReply(request, outcomes, facts, headText(request, outcomes, parts.tokenizer));
+  const end = Math.max(...replies.map((row) => row.end));
   return new Response(reply.body, {
     status: reply.status,
     headers: {
       ...reply.headers,
-      [HEADERS.layers]: formatSpan({ ...facts.span, end: passed?.end ?? facts.span.end }),
-      [HEADERS.cacheLen]: cached.map(() => 0).join(","), // a stateless call leaves nothing behind
+      [HEADERS.layers]: formatSpan({ ...facts.span, end }),
+      [HEADERS.cacheLen]: cacheLengths(request, settled, runner).join(","),
       [HEADERS.numerics]: parts.numerics,
       [HEADERS.requestId]: call.id,
-      "Server-Timing": Object.entries({ ...timing, total: doneAt - call.startedAt })
-        .map(([name, ms]) => `${name};dur=${ms.toFixed(1)}`)
-        .join(", "),
+      "Server-Timing": timingOf(replies, call),
     },
   });
 }
 
-/** The next node where this call is to be passed on to it. Throws where that cannot be. */
-function nextOf({ route }: ForwardRequest, { next }: ForwardParts): Admission | undefined {
-  if (route === "local" || route?.length === 0) return undefined;
-  const hop = route?.[0];
-  if (hop !== undefined && (next === undefined || URL.parse(hop)?.href.replace(/\/*$/, "/") !== next.next.url)) {
-    throw new UserError(
-      "not_supported",
-      `the route goes on to ${hop}, and this node passes on to ${next?.next.url ?? "no other node"}`,
-      "a node calls only the node it was started with (--next)",
-    );
-  }
-  if (next?.refusal) throw next.refusal;
-  return next;
+/** What a row asks of the runner, and why it cannot be run. */
+type RowToRun = RowCall & Pick<ForwardRow, "problem">;
+
+function rowCalls(request: ForwardRequest, call: Call): RowToRun[] {
+  const { payload, rows, tokenIds, route, deadlineMs } = request;
+  const deadline = deadlineMs === undefined ? undefined : call.startedAt + deadlineMs;
+  let at = 0;
+  return rows.map((forwardRow) => {
+    const { tokens, index: _, ...row } = forwardRow;
+    const [begin, end] = [at, (at += tokens)];
+    const input: RowCall["input"] =
+      payload.kind === "ids"
+        ? { kind: "ids", ids: payload.ids.subarray(begin, end) }
+        : { kind: "hidden", hidden: payload.values.subarray(begin * payload.hiddenSize, end * payload.hiddenSize) };
+    const ids = tokenIds?.subarray(begin, end);
+    const { signal, id: requestId } = call;
+    return { ...row, input, tokenIds: ids, route, deadline, signal, requestId, call };
+  });
 }
 
-async function passOn(request: ForwardRequest, values: Uint16Array, call: Call, admission: Admission) {
-  const { rows, want, route, deadlineMs } = request;
-  try {
-    const reply = await admission.next.forward({
-      rows,
-      values,
-      want,
-      requestId: call.id,
-      route: Array.isArray(route) ? route.slice(1) : undefined,
-      deadlineMs: deadlineMs === undefined ? undefined : deadlineMs - (performance.now() - call.startedAt),
-      signal: call.signal,
-    });
-    admission.seen(reply.node);
-    return reply;
-  } catch (error) {
-    if (error instanceof UserError || error instanceof RemoteError) admission.recheck();
-    throw error;
-  }
+async function runRow({ problem, ...row }: RowToRun, runner: RowRunner): Promise<RowReply> {
+  if (problem) throw problem;
+  return runner.run(row);
+}
+
+/**
+ * What came of each row. Throws where that is no reply: where no row went well, or where one failed and the spelling has
+ * no place to say so beside the others.
+ */
+function outcomesOf(
+  request: ForwardRequest,
+  settled: readonly PromiseSettledResult<RowReply>[],
+  call: Call,
+  parts: ForwardParts,
+): RowOutcome[] {
+  const good = settled.find((row) => row.status === "fulfilled")?.value.result;
+  const isWhole = good === undefined || !hasPlaceForErrors(request, good.kind);
+  const failed: { status: number; body: ErrorBody; retryAfter: string | null }[] = [];
+  const outcomes = settled.map((row, i): RowOutcome => {
+    if (row.status === "fulfilled") return row.value.result;
+    const { body, ...rest } = describeError(row.reason, parts.answerer, parts.log, { id: call.id });
+    const error = withRow(body, request.rows[i]!, settled.length);
+    failed.push({ body: error, ...rest });
+    return { kind: "error", error };
+  });
+  const [first] = failed;
+  if (first === undefined || !isWhole) return outcomes;
+  const bodies = failed.map(({ body }) => body);
+  throw new RowErrors(good === undefined ? bodies : bodies.slice(0, 1), first.status, first.retryAfter);
+}
+
+/** A row's number in this call, not in the frame in which it went on. */
+function withRow({ row, ...body }: ErrorBody, { index }: ForwardRow, rows: number): ErrorBody {
+  return (rows > 1 || row !== undefined ? { ...body, row: index } : body) as ErrorBody;
+}
+
+/** One for each row of the call, those included that took no part. */
+function cacheLengths(
+  { rows, rectangle }: ForwardRequest,
+  settled: readonly PromiseSettledResult<RowReply>[],
+  runner: RowRunner,
+): number[] {
+  const lengths = Array.from({ length: rectangle?.lengths.length ?? rows.length }, () => 0);
+  rows.forEach(({ index, session }, i) => {
+    const row = settled[i]!;
+    lengths[index] = row.status === "fulfilled" ? row.value.cacheLen : runner.lengthOf(session);
+  });
+  return lengths;
+}
+
+/** Of the rows that took longest: they run side by side. */
+function timingOf(replies: readonly RowReply[], { startedAt }: Call): string {
+  const longest = (part: "queue" | "stage" | "next") => Math.max(...replies.map(({ timing }) => timing[part] ?? -1));
+  const next = longest("next");
+  const parts = { queue: longest("queue"), stage: longest("stage"), ...(next >= 0 && { next }) };
+  return Object.entries({ ...parts, total: performance.now() - startedAt })
+    .map(([name, ms]) => `${name};dur=${ms.toFixed(1)}`)
+    .join(", ");
 }
 
 /** Values that would not fit into a reply are refused before they are computed. */
@@ -161,31 +202,23 @@ function checkOutput(
   );
 }
 
-function stageInput({ payload, rows }: ForwardRequest): StageInput {
-  return payload.kind === "ids"
-    ? { kind: "ids", rows, ids: payload.ids }
-    : { kind: "hidden", rows, hidden: payload.values };
-}
-
-function resultOf(output: StageOutput, { info }: Stage): ForwardResult {
-  if (output.kind !== "token") return output;
-  return { ...output, finish: output.ids.map((id) => (info.eosTokenIds.includes(id) ? "stop" : null)) };
-}
-
-/** Only a head can say what a token reads like. */
+/** Only a head can say what a token reads like: after the tokens of this call, in a session perhaps the last alone. */
 function headText(
   request: ForwardRequest,
-  result: ForwardResult,
+  outcomes: readonly RowOutcome[],
   tokenizer: Tokenizer | undefined,
 ): HeadText | undefined {
   const { payload, rows } = request;
-  if (!tokenizer || payload.kind !== "ids" || result.kind !== "token") return undefined;
+  if (!tokenizer || payload.kind !== "ids") return undefined;
   let at = 0;
   const prompts = rows.map(({ tokens }) => Array.from(payload.ids.subarray(at, (at += tokens))));
   const text = prompts.map((prompt, row) => {
+    const outcome = outcomes[row]!;
+    if (outcome.kind !== "token") return null;
+    if (outcome.finish === "stop") return "";
     const decoder = new StreamingDecoder(tokenizer);
     for (const id of prompt) decoder.push(id);
-    return result.finish[row] === "stop" ? "" : decoder.push(result.ids[row]!);
+    return decoder.push(outcome.id);
   });
   return { text, promptTokenIds: payload.fromText ? prompts : undefined };
 }

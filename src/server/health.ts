@@ -1,9 +1,7 @@
 import { messageOf, UserError } from "../base/errors.ts";
-import { isHead } from "../base/span.ts";
-import type { Stage, StageInput } from "../engine/types.ts";
 import type { Admission } from "../mesh/admission.ts";
 import type { Lifecycle } from "./lifecycle.ts";
-import type { Queue } from "./queue.ts";
+import type { RowRunner } from "./rows.ts";
 
 /** A probe, or a call, that went well this lately speaks for now. */
 const KEPT_MS = 3_000;
@@ -17,50 +15,52 @@ const STUCK_MS = 600_000;
  * chain is ready, as admission last saw it. No question runs down the chain.
  */
 export class Readiness {
-  readonly #stage: Stage;
-  readonly #queue: Queue;
+  readonly #runner: RowRunner;
   readonly #lifecycle: Lifecycle;
   readonly #next: Admission | undefined;
-  #lastWell = -Infinity;
+  #lastProbed = -Infinity;
   #probe: Promise<void> | undefined;
 
-  constructor(parts: { stage: Stage; queue: Queue; lifecycle: Lifecycle; next: Admission | undefined }) {
-    this.#stage = parts.stage;
-    this.#queue = parts.queue;
+  constructor(parts: { runner: RowRunner; lifecycle: Lifecycle; next: Admission | undefined }) {
+    this.#runner = parts.runner;
     this.#lifecycle = parts.lifecycle;
     this.#next = parts.next;
   }
 
-  /** A real call went through: as good as a probe. */
-  wentWell(): void {
-    this.#lastWell = performance.now();
+  /** A real call that went through is as good as a probe. */
+  get #lastWell(): number {
+    return Math.max(this.#lastProbed, this.#runner.lastWellAt);
   }
 
-  /** Throws UserError `draining` or `not_ready`. */
+  /** Throws UserError `draining`, `device_lost` or `not_ready`. */
   async check(): Promise<void> {
     this.#lifecycle.check();
+    const { outage } = this.#runner.stage;
+    if (outage) throw outage;
     const problem = this.#next?.notReady;
     if (problem !== undefined) throw new UserError("not_ready", problem, "wait for the next node, or look at its log");
     if (performance.now() - this.#lastWell < KEPT_MS) return;
     // Behind a call that runs, a probe would only measure how long that call is.
-    if (this.#queue.busyMs === 0) this.#probe ??= this.#run().finally(() => (this.#probe = undefined));
+    if (this.#runner.busyMs === 0) this.#probe ??= this.#run().finally(() => (this.#probe = undefined));
     if (this.#probe) await within(PATIENCE_MS, this.#probe);
     if (this.#lastWell === -Infinity) {
-      const busy = this.#queue.busyMs;
+      const busy = this.#runner.busyMs;
       if (busy === 0) throw notReady("no token has gone through this node's layers yet");
       const problem = `the first call has been running for ${(busy / 1000).toFixed(0)} s`;
       throw new UserError("not_ready", problem, "wait for it, or send smaller calls");
     }
-    if (this.#queue.busyMs > STUCK_MS) throw notReady(`one call has kept the device busy for ${STUCK_MS / 1000} s`);
+    if (this.#runner.busyMs > STUCK_MS) throw notReady(`one call has kept the device busy for ${STUCK_MS / 1000} s`);
   }
 
   async #run(): Promise<void> {
     try {
-      await this.#queue.run(() => this.#stage.forward(probeOf(this.#stage), "none"), NEVER);
-      this.wentWell();
+      await this.#runner.probe();
     } catch (cause) {
-      throw notReady(`a probe token did not go through this node's layers: ${messageOf(cause)}`, cause);
+      const isFull = cause instanceof UserError && cause.code === "no_room";
+      // Sessions have taken all the room, so a token did go through; and they may go on.
+      if (!isFull) throw notReady(`a probe token did not go through this node's layers: ${messageOf(cause)}`, cause);
     }
+    this.#lastProbed = performance.now();
   }
 }
 
@@ -75,14 +75,4 @@ function within(ms: number, work: Promise<void>): Promise<void> {
     const timer = setTimeout(resolve, ms);
     work.then(resolve, reject).finally(() => clearTimeout(timer));
   });
-}
-
-const NEVER = new AbortController().signal;
-
-/** One token: the first of the vocabulary, or a hidden state of zeros. */
-function probeOf({ info }: Stage): StageInput {
-  const rows = [{ tokens: 1, positionStart: 0 }];
-  return isHead(info.span)
-    ? { kind: "ids", rows, ids: new Int32Array(1) }
-    : { kind: "hidden", rows, hidden: new Uint16Array(info.hiddenSize) };
 }

@@ -7,6 +7,7 @@ import type { Transfer } from "../hub/fetch-ranges.ts";
 import { type DownloadProgress, silentProgress } from "../hub/progress.ts";
 import type { Environment } from "../hub/settings.ts";
 import { resolveModel, smallFiles, type Snapshot } from "../hub/snapshot.ts";
+import { generationDefaults } from "../models/generation-config.ts";
 import {
   type Family,
   type ModelConfig,
@@ -15,7 +16,8 @@ import {
   type StageOptions,
   type StoredQuantization,
 } from "../models/index.ts";
-import { openCheckpoint } from "../safetensors/checkpoint.ts";
+import { type Checkpoint, openCheckpoint } from "../safetensors/checkpoint.ts";
+export { MAX_ROWS } from "../weights/plan.ts";
 import { type LoadPlan, neededNames, planLoad, unexpectedNames } from "../weights/plan.ts";
 import { fetchHeaders, type FetchPlan, fetchWhole, planFetch, weightFiles } from "./fetch.ts";
 
@@ -34,12 +36,16 @@ export interface NodeConfig {
   readonly allowedHosts: readonly string[];
   readonly allowedOrigins: readonly string[];
   readonly device: string;
+  /** The most bytes that the node may take of the device; default: what there is. */
+  readonly memoryLimit?: number;
   /** Default: what the checkpoint is, which for ordinary ones is bfloat16. */
   readonly quantization?: Quantization;
   /** Exact LLM.int8(): activations in INT8 too. */
   readonly int8Activations?: boolean;
-  /** Tokens; default and most: the model's own limit. */
+  /** Tokens; at most the model's own limit. Default: that, or DEFAULT_CONTEXT where it is more. */
   readonly maxContext?: number;
+  /** Sequences of that length to keep room for; default DEFAULT_SESSIONS. */
+  readonly maxSessions?: number;
   readonly offline: boolean;
   readonly cacheDir?: string;
   /** Fetch files of weights whole, into the cache that all Hugging Face tools share. */
@@ -60,6 +66,8 @@ export interface NodePlan {
   readonly config: ModelConfig;
   readonly eosTokenIds: readonly number[];
   readonly quantization: Quantization | StoredQuantization;
+  /** The headers of the files that hold the span: what another plan of it can be made from. */
+  readonly checkpoint: Checkpoint;
   readonly load: LoadPlan;
   readonly fetch: FetchPlan;
 }
@@ -77,7 +85,8 @@ export async function planNode(config: NodeConfig, surroundings: Surroundings): 
   const span = spanOf(config, model);
   const { quantization, encoding } = quantizationOf(config, readQuantization(json));
   const { int8Activations } = config;
-  const options = { span, maxContext: contextOf(config, model), encoding, int8Activations };
+  const maxSessions = config.maxSessions ?? DEFAULT_SESSIONS;
+  const options = { span, maxContext: contextOf(config, model), maxSessions, encoding, int8Activations };
 
   const names = neededNames(family, model, options);
   const needs = (name: string) => names.has(name);
@@ -95,13 +104,14 @@ export async function planNode(config: NodeConfig, surroundings: Surroundings): 
     config: model,
     eosTokenIds: eosTokenIds(snapshot, json),
     quantization,
+    checkpoint,
     load,
     fetch: planFetch(snapshot, load),
   };
 }
 
 /** `--quantization`, and how the weights that it means lie on the device. */
-const ENCODINGS = { bfloat16: "bf16", int8: "int8", nf4: "nf4" } as const;
+export const ENCODINGS = { bfloat16: "bf16", int8: "int8", nf4: "nf4" } as const;
 export type Quantization = keyof typeof ENCODINGS;
 export const QUANTIZATIONS = Object.keys(ENCODINGS) as Quantization[];
 
@@ -133,8 +143,13 @@ function spanOf({ shardStart: start, shardEnd }: NodeConfig, { layers: total }: 
   return { start, end, total };
 }
 
+/** Models that know 128 Ki positions would reserve tens of gigabytes for what few conversations reach. */
+export const DEFAULT_CONTEXT = 8192;
+export const DEFAULT_SESSIONS = 4;
+
 function contextOf({ maxContext }: NodeConfig, { maxPositions }: ModelConfig): number {
-  if (maxContext === undefined || maxContext <= maxPositions) return maxContext ?? maxPositions;
+  if (maxContext === undefined) return Math.min(maxPositions, DEFAULT_CONTEXT);
+  if (maxContext <= maxPositions) return maxContext;
   throw new UserError(
     "bad_usage",
     `--max-context ${maxContext} is more than the model's ${maxPositions} positions`,
@@ -142,7 +157,8 @@ function contextOf({ maxContext }: NodeConfig, { maxPositions }: ModelConfig): n
   );
 }
 
-function readJson({ directory }: Snapshot, name: string): Record<string, unknown> {
+/** A JSON object beside the weights. Throws UserError `bad_model`. */
+export function readJson({ directory }: Snapshot, name: string): Record<string, unknown> {
   const path = join(directory, name);
   const hint = "give the directory of a model in Hugging Face's layout, or its id on the Hub";
   let text: string;
@@ -163,10 +179,9 @@ function readJson({ directory }: Snapshot, name: string): Record<string, unknown
   throw new UserError("bad_model", `${path} is not a JSON object`, hint);
 }
 
-/** generation_config.json has the word, else config.json; one id or several. */
-function eosTokenIds(snapshot: Snapshot, config: Record<string, unknown>): number[] {
-  const hasOwn = snapshot.files.some((file) => file.name === "generation_config.json");
-  const generation = hasOwn ? readJson(snapshot, "generation_config.json") : {};
-  const value = generation["eos_token_id"] ?? config["eos_token_id"];
-  return [value].flat().filter((id): id is number => Number.isSafeInteger(id));
+/** As transformers has it, see `generationDefaults`. */
+function eosTokenIds(snapshot: Snapshot, config: Record<string, unknown>): readonly number[] {
+  const name = "generation_config.json";
+  const generation = snapshot.files.some((file) => file.name === name) ? readJson(snapshot, name) : undefined;
+  return generationDefaults(generation, config).eosTokenIds;
 }

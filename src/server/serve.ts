@@ -1,6 +1,8 @@
 import { messageOf, UserError } from "../base/errors.ts";
 import type { App } from "./app.ts";
 
+type Served = Pick<App, "fetch" | "drain">;
+
 export interface Server {
   /** Of this machine: `http://127.0.0.1:8000/`. */
   readonly url: string;
@@ -17,7 +19,7 @@ const FAREWELL_MS = 2_000;
  *
  * Throws UserError `port_in_use`, or `bad_usage` where the machine does not have the address `hostname`.
  */
-export function serve(app: App, { hostname, port }: { hostname: string; port: number }): Server {
+export function serve(app: Served, { hostname, port }: { hostname: string; port: number }): Server {
   const server = listen(app, hostname, port);
   return {
     url: server.url.href,
@@ -31,7 +33,7 @@ export function serve(app: App, { hostname, port }: { hostname: string; port: nu
   };
 }
 
-function listen(app: App, hostname: string, port: number) {
+function listen(app: Served, hostname: string, port: number) {
   try {
     return Bun.serve({
       hostname,

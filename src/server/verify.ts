@@ -140,6 +140,7 @@ export async function verify(config: VerifyConfig, surroundings: Surroundings): 
         ...node,
         ...flagsOf(encoding),
         maxContext,
+        maxSessions: 1,
         shardStart: start,
         shardEnd: end,
         offline: true,

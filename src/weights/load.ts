@@ -31,6 +31,8 @@ const PIECE_BYTES = 2 ** 20;
 const READ_BYTES = 2 ** 18;
 /** A device may hold on to written bytes until it is done with them: twice as many as these are let gather. */
 const SETTLE_BYTES = 2 * 2 ** 20;
+/** What a driver may hold of written bytes at a time while weights are loaded. */
+export const IN_FLIGHT_BYTES = 2 * SETTLE_BYTES + PIECE_BYTES;
 
 /**
  * Walks the plan: reads each tensor piece by piece, converts it to bfloat16, puts it on the device and forgets it.
@@ -101,7 +103,10 @@ class Loader implements Disposable {
     const matrix = this.#create(spec, source.name, encoding);
     if (spec.storedTransposed) await this.#uploadTransposed(matrix, source);
     else await this.#uploadRows(matrix, source);
-    return encoding === "bf16" ? matrix : quantizeMatrix(matrix, encoding, source.name, this.#context);
+    if (encoding === "bf16") return matrix;
+    const quantized = await quantizeMatrix(matrix, encoding, source.name, this.#context);
+    await this.#context.device.reclaim(); // or two matrices in bfloat16 were there at a time, and one is planned
+    return quantized;
   }
 
   /** Codes and scales as the checkpoint has them. */

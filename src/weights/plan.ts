@@ -1,9 +1,9 @@
-import { sum } from "../base/bytes.ts";
+import { ceilDiv, sum } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
 import { formatSpan } from "../base/span.ts";
 import { tensorBytes } from "../gpu/tensor.ts";
 import { type Family, logitRowsFor, type ModelConfig, type StageOptions } from "../models/index.ts";
-import { cacheWords, type Encoding, type TemporarySpec, type WeightSpec } from "../nn/index.ts";
+import { type Encoding, PAGE_TOKENS, type TemporarySpec, type WeightSpec } from "../nn/index.ts";
 import type { Checkpoint, CheckpointTensor } from "../safetensors/checkpoint.ts";
 import { codeWords, scaleCount } from "./quantize.ts";
 import { companionsOf, findStored, isStoredCodeBook, storedNames, type StoredWeight } from "./stored.ts";
@@ -19,12 +19,14 @@ export interface PlannedWeight {
   readonly deviceBytes: number;
 }
 
-/** One place for activations, cache or tables. */
+/** One place for activations, for a layer's cache or for tables. */
 export interface PlannedBuffer {
   readonly label: string;
   readonly rows: number;
   readonly columns: number;
   readonly type: TemporarySpec["type"];
+  /** A layer's cache: its rows belong to the cache's pages. */
+  readonly paged: boolean;
   readonly deviceBytes: number;
 }
 
@@ -32,6 +34,8 @@ export interface LoadPlan {
   readonly options: StageOptions;
   /** The most tokens that one pass takes. */
   readonly maxTokens: number;
+  /** Pages of the cache: `maxSessions` sequences of `maxContext` tokens. */
+  readonly pages: number;
   readonly weights: readonly PlannedWeight[];
   readonly buffers: readonly PlannedBuffer[];
   /** Every tensor that is read. */
@@ -48,6 +52,8 @@ export interface LoadPlan {
 
 /** The most rows of a call: their last tokens are gathered for the head. */
 export const MAX_ROWS = 1024;
+/** Tokens of a pass: enough for a GPU to be busy with, and activations of few megabytes. */
+const PASS_TOKENS = 512;
 /** A weight whose file has it transposed passes through the device in pieces of this size. */
 export const UPLOAD_BYTES = 8 * 2 ** 20;
 
@@ -84,7 +90,8 @@ export function unexpectedNames(
  */
 export function planLoad(family: Family, config: ModelConfig, options: StageOptions, checkpoint: Checkpoint): LoadPlan {
   const modules = family.specs(config, options);
-  const maxTokens = options.maxContext;
+  const pages = options.maxSessions * ceilDiv(options.maxContext, PAGE_TOKENS);
+  const maxTokens = Math.min(options.passTokens ?? PASS_TOKENS, pages * PAGE_TOKENS);
 
   const bySource = new Map<CheckpointTensor, WeightSpec[]>();
   for (const spec of modules.flatMap((module) => module.weights)) {
@@ -104,6 +111,7 @@ export function planLoad(family: Family, config: ModelConfig, options: StageOpti
     modules.flatMap((module) => module.temporaries),
     config,
     maxTokens,
+    pages,
   );
 
   const totalWeights = sum(weights.map(({ deviceBytes }) => deviceBytes));
@@ -111,6 +119,7 @@ export function planLoad(family: Family, config: ModelConfig, options: StageOpti
   return {
     options,
     maxTokens,
+    pages,
     weights,
     buffers,
     sources,
@@ -121,6 +130,10 @@ export function planLoad(family: Family, config: ModelConfig, options: StageOpti
     largestBytes: [...weights, ...buffers].reduce((most, { deviceBytes }) => Math.max(most, deviceBytes), 0),
   };
 }
+
+/** Bytes of weights that the pass of one token reads: all, but for tables of which it takes a row. */
+export const weightBytesPerToken = ({ weights }: LoadPlan): number =>
+  sum(weights.filter(({ specs }) => !specs.every(({ gathered }) => gathered)).map(({ deviceBytes }) => deviceBytes));
 
 function weightBytes({ kind, rows, columns }: WeightSpec, encoding: Encoding): number {
   if (kind === "vector") return tensorBytes(1, columns, "f32");
@@ -167,16 +180,18 @@ function checkTensor(spec: WeightSpec, { name, file, shape, dtype }: CheckpointT
   }
 }
 
-/** What the modules asked for by label, and what every stage has: the cache, the tables, the way in and out. */
+/** What the modules asked for by label, and what every stage has: the tables, the way in and out. */
 function planBuffers(
   temporaries: readonly TemporarySpec[],
-  { hiddenSize, vocabSize, kvHeads, headDim }: ModelConfig,
+  { hiddenSize, vocabSize }: ModelConfig,
   maxTokens: number,
+  pages: number,
 ): PlannedBuffer[] {
+  const counts = { tokens: maxTokens, slots: pages * PAGE_TOKENS };
   const planned = new Map<string, PlannedBuffer>();
-  const plan = (label: string, rows: number, columns: number, type: TemporarySpec["type"]) => {
+  const plan = (label: string, rows: number, columns: number, type: TemporarySpec["type"], paged = false) => {
     const earlier = planned.get(label);
-    if (!earlier) planned.set(label, { label, rows, columns, type, deviceBytes: tensorBytes(rows, columns, type) });
+    if (!earlier) planned.set(label, { label, rows, columns, type, paged, deviceBytes: tensorBytes(rows, columns, type) });
     else if (earlier.rows !== rows || earlier.columns !== columns || earlier.type !== type) {
       throw new Error(`two modules want different temporaries called ${label}`);
     }
@@ -185,12 +200,11 @@ function planBuffers(
   const logitRows = logitRowsFor(vocabSize);
   plan("stream", maxTokens, hiddenSize, "f32");
   for (const { label, rows, columns, type } of temporaries)
-    plan(label, rows === "tokens" ? maxTokens : rows, columns, type);
-  plan("keys", maxTokens, cacheWords(kvHeads, headDim), "u32");
-  plan("values", maxTokens, cacheWords(kvHeads, headDim), "u32");
+    plan(label, typeof rows === "number" ? rows : counts[rows], columns, type, rows === "slots");
   plan("tokens", maxTokens, 2, "u32");
   plan("slots", 1, maxTokens, "u32");
   plan("queries", maxTokens, 4, "u32");
+  plan("pages", 1, pages, "u32");
   plan("gather_index", 1, MAX_ROWS, "u32");
   plan("gathered", logitRows, hiddenSize, "f32");
   plan("argmax", 1, logitRows, "u32");

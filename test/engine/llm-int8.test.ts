@@ -8,7 +8,7 @@ import type { Device } from "../../src/gpu/device.ts";
 import { readModel } from "../../src/models/index.ts";
 import { openCheckpoint } from "../../src/safetensors/checkpoint.ts";
 import { type LoadPlan, neededNames, planLoad } from "../../src/weights/plan.ts";
-import { bitsOfBf16 } from "../reference/bf16.ts";
+import { bitsOfBf16 } from "../../src/kernels/reference/bf16.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { FIXTURES, Oracle, rmsDistance, TINY, variant } from "../support/oracle.ts";
 import { bits, floats, idsInput } from "../support/stages.ts";
@@ -36,7 +36,7 @@ async function open(device: Device, directory: string, options: Options = {}): P
   const { family, config } = readModel(JSON.parse(readFileSync(join(directory, "config.json"), "utf8")));
   const span = { start, end: end ?? config.layers, total: config.layers };
   const maxContext = Math.min(config.maxPositions, 256);
-  const stageOptions = { span, maxContext, encoding: "int8", int8Activations } as const;
+  const stageOptions = { span, maxContext, maxSessions: 4, encoding: "int8", int8Activations } as const;
   const names = neededNames(family, config, stageOptions);
   const checkpoint = openCheckpoint(directory, { needs: (name) => names.has(name) });
   const plan = planLoad(family, config, stageOptions, checkpoint);

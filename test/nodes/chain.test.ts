@@ -60,6 +60,7 @@ describe("a chain driven by hand", () => {
     expect(together.token_ids).toEqual(alone);
   });
 
+  const session = { "content-type": "text/plain", "x-meshnet-session": "a" };
   test.each([
     ["text", () => forward(middle, "hello", { "content-type": "text/plain" }), 415, "unsupported_spelling"],
     [
@@ -115,10 +116,16 @@ describe("a chain driven by hand", () => {
     ],
     ["a token id outside the vocabulary", () => forward(head, '{"input_ids":[[1024]]}', JSON_TYPE), 422, "token_id"],
     [
-      "a session",
-      () => forward(head, "hi", { "content-type": "text/plain", "x-meshnet-session": "a", "x-meshnet-step": "1" }),
-      422,
-      "not_supported",
+      "a session without a step",
+      () => forward(head, "hi", { "content-type": "text/plain", "x-meshnet-session": "a" }),
+      400,
+      "malformed",
+    ],
+    [
+      "a session that it does not have",
+      () => forward(head, "hi", { ...session, "x-meshnet-step": "1", "x-meshnet-pos-start": "3" }),
+      409,
+      "session_lost",
     ],
   ] as const)("refuses %s and goes on serving", async (_, send, status, code) => {
     const reply = await send();

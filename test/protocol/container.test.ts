@@ -53,34 +53,52 @@ test("a frame is read by the next node as it was meant", () => {
     model: "m",
   };
   const values = Uint16Array.of(1, 2, 3, 4, 5, 6);
+  const prefix = "0f".repeat(32);
   const rows = [
-    { tokens: 2, positionStart: 0 },
-    { tokens: 1, positionStart: 0 },
-  ];
-  const frame = {
-    values,
-    hiddenSize: 2,
-    rows,
-    want: "logits",
-    model: "m",
-    fromLayer: 2,
-    requestId: "r",
-    deadlineMs: 7,
-    route: ["x"],
-  } as const;
+    { tokens: 2, positionStart: 4, want: "none", session: "a.1", step: 3, maxLen: 7, prefix },
+    { tokens: 1, positionStart: 0, want: "token", sampling: { temperature: 0.5, seed: 9 } },
+  ] as const;
+  const call = { model: "m", fromLayer: 2, requestId: "r", deadlineMs: 7, route: ["x"] };
   const headers = new Headers({ "Content-Type": "application/x-safetensors" });
-  expect(parseForward({ headers, body: encodeFrame(frame) }, node)).toEqual({
-    spelling: "container",
-    payload: { kind: "hidden", hiddenSize: 2, values },
-    rows,
-    rectangle: undefined,
-    want: "logits",
+  for (const tokenIds of [undefined, Int32Array.of(8, 0, 7)]) {
+    const body = encodeFrame({ values, hiddenSize: 2, tokenIds, rows, ...call });
+    expect(parseForward({ headers, body }, node)).toEqual({
+      spelling: "container",
+      payload: { kind: "hidden", hiddenSize: 2, values },
+      rows: rows.map((row, index) => ({ index, ...row })),
+      rectangle: undefined,
+      want: "token",
+      ...(tokenIds && { tokenIds }),
+      ...call,
+    });
+  }
+});
+
+test("what is wrong with one row of a frame is that row's, and the others go on", () => {
+  const node: NodeFacts = {
+    span: { start: 2, end: 3, total: 4 },
+    hiddenSize: 1,
+    vocabSize: 9,
+    maxContext: 9,
+    maxRows: 9,
     model: "m",
-    fromLayer: 2,
-    requestId: "r",
-    deadlineMs: 7,
-    route: ["x"],
-  });
+  };
+  const row = { tokens: 1, positionStart: 0, want: "token" } as const;
+  const rows = [row, { ...row, positionStart: 9, session: "a", step: 1 }, row, row];
+  const values = Uint16Array.of(1, 2, 0x7f80, 3);
+  const tokenIds = Int32Array.of(1, 2, 3, 9);
+  const call = { model: "m", fromLayer: 2, requestId: "r", deadlineMs: 7 };
+  const headers = new Headers({ "Content-Type": "application/x-safetensors" });
+  const request = parseForward(
+    { headers, body: encodeFrame({ values, hiddenSize: 1, tokenIds, rows, ...call }) },
+    node,
+  );
+  expect(request.rows.map(({ problem }) => problem?.code as string | undefined)).toEqual([
+    undefined,
+    "context_exceeded",
+    "non_finite",
+    "token_id",
+  ]);
 });
 
 test("the checksum is CRC-32C, as its published check values say", () => {

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "bun:test";
-import { isGreedy, mergeRowFields, rowFieldsOfHeaders, rowFieldsOfMetadata } from "../../src/protocol/rows.ts";
+import { checkRowFields, mergeRowFields, rowFieldsOfHeaders, rowFieldsOfMetadata } from "../../src/protocol/rows.ts";
 
 describe("headers", () => {
   test("give one value for all rows, or one for each", () => {
@@ -29,9 +29,11 @@ describe("headers", () => {
 
 describe("metadata", () => {
   test("says the same of rows as JSON", () => {
-    const rows = [{ session: "a.1", pos_start: 5, n: 1, step: 2, max_len: 9, want: "none", sampling: { seed: 1 } }];
+    const prefix = "0a".repeat(32);
+    const same = { n: 1, step: 2, prefix, want: "none", sampling: { seed: 1 } } as const;
+    const rows = [{ session: "a.1", pos_start: 5, max_len: 9, ...same }];
     expect(rowFieldsOfMetadata(JSON.stringify(rows))).toEqual([
-      { session: "a.1", positionStart: 5, n: 1, step: 2, maxLen: 9, want: "none", sampling: { seed: 1 } },
+      { session: "a.1", positionStart: 5, maxLen: 9, ...same },
     ]);
   });
 
@@ -49,16 +51,37 @@ describe("metadata", () => {
   );
 });
 
+describe("what rows of one call may want", () => {
+  test.each([
+    [["token", "token"], "token"],
+    [["token", "none"], "token"],
+    [["none", "token", undefined], "token"],
+    [["none", "none"], "none"],
+    [["logits", "logits"], "logits"],
+    [[undefined], "token"],
+  ] as const)("%j is a call for %s", (wants, want) => {
+    expect(checkRowFields(wants.map((want) => ({ want })))).toBe(want);
+  });
+
+  test.each([
+    [["token", "logits"], 1],
+    [["none", "none", "hidden"], 2],
+    [["token", "none", "all_logits"], 1],
+  ] as const)("%j is refused, with a row that differs", (wants, row) => {
+    const refused = () => checkRowFields(wants.map((want) => ({ want })));
+    expect(refused).toThrow(expect.objectContaining({ code: "not_supported", details: { row } }));
+  });
+});
+
 test.each([
-  [undefined, true],
-  [{}, true],
-  [{ temperature: 0, top_k: 40, seed: 3 }, true], // nothing to choose from
-  [{ temperature: 0, repetition_penalty: 1, stop_token_ids: [] }, true],
-  [{ temperature: 1 }, false],
-  [{ top_k: 40 }, false],
-  [{ temperature: 0, repetition_penalty: 1.1 }, false],
-  [{ logprobs: 2 }, false],
-  [{ temperature: 0, stop_token_ids: [5] }, false], // ends elsewhere than greedy alone
-])("sampling %j is greedy: %j", (sampling, greedy) => {
-  expect(isGreedy(sampling)).toBe(greedy);
+  [{ session: "a" }, "malformed"], // no step
+  [{ session: "a", step: 1, prefix: "0".repeat(64) }, "malformed"], // of how many tokens?
+  [{ step: 1 }, "not_supported"],
+  [{ maxLen: 4 }, "not_supported"],
+  [{ positionStart: 4 }, "not_supported"],
+  [{ positionStart: 4, prefix: "0".repeat(64) }, "not_supported"],
+])("%j makes no sense: %s", (fields, code) => {
+  expect(() => checkRowFields([{ session: "b", step: 0 }, fields])).toThrow(
+    expect.objectContaining({ code, details: { row: 1 } }),
+  );
 });

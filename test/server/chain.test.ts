@@ -358,10 +358,12 @@ test("GET /info says what the node is", async () => {
     hidden_size: HIDDEN,
     vocab_size: VOCAB,
     max_context: 40,
-    max_sessions: 0,
+    max_sessions: 1024,
     max_rows: 1024,
+    max_body_bytes: 256 << 20,
     device: "none",
     memory: { planned: 3, allocated: 2, available: null },
+    cache: { page_tokens: 4, pages: 400, reserved_pages: 0, sessions: 0, prefix_hits: 0, prefix_tokens: 0 },
     next: tail.url,
   });
 });

@@ -1,107 +1,13 @@
 import { UserError } from "../../src/base/errors.ts";
 import { silentLogger, type Logger } from "../../src/base/log.ts";
-import { isTail } from "../../src/base/span.ts";
-import type { Stage, StageInput, StageOutput, Want } from "../../src/engine/types.ts";
 import { Admission } from "../../src/mesh/admission.ts";
 import { NextNode } from "../../src/mesh/next-node.ts";
 import { type App, type AppOptions, createApp } from "../../src/server/app.ts";
 import { serve, type Server } from "../../src/server/serve.ts";
 import type { Tokenizer } from "../../src/tokenizer/tokenizer.ts";
+import { HIDDEN, LAYERS, TinyStage, type TinyStageOptions, VOCAB } from "./tiny-stage.ts";
 
-/**
- * A model of 4 layers whose numbers a test can follow, in whole numbers that bfloat16 holds exactly. A hidden state is
- * [token id, position, layers so far, what attention saw]. Each layer adds its number, and the sum of the ids up to the
- * token, so a row that saw another row's token or a padded slot shows it. The tail's token is the sum of all four.
- */
-export const LAYERS = 4;
-export const HIDDEN = 4;
-export const VOCAB = 256;
-export const CONTEXT = 40;
-
-export interface TinyStageOptions {
-  readonly start: number;
-  readonly end: number;
-  readonly eosTokenIds?: readonly number[];
-  /** The tail's token, whatever went in. */
-  readonly token?: number;
-  /** Awaited by each call before it runs. */
-  readonly gate?: () => Promise<void> | void;
-}
-
-export class TinyStage implements Stage {
-  readonly info;
-  calls = 0;
-
-  constructor(readonly options: TinyStageOptions) {
-    const span = { start: options.start, end: options.end, total: LAYERS };
-    const eosTokenIds = options.eosTokenIds ?? [];
-    this.info = { span, hiddenSize: HIDDEN, vocabSize: VOCAB, maxContext: CONTEXT, eosTokenIds };
-  }
-
-  async forward(input: StageInput, want: Want): Promise<StageOutput> {
-    this.calls++;
-    await this.options.gate?.();
-    const values = input.kind === "ids" ? embed(input) : input.hidden;
-    const states = Array.from(values, fromBits);
-    let first = 0;
-    for (const { tokens } of input.rows) {
-      for (let layer = this.info.span.start; layer < this.info.span.end; layer++)
-        runLayer(states, first, tokens, layer);
-      first += tokens;
-    }
-    if (!isTail(this.info.span)) return { kind: "hidden", values: toBits(states) };
-    return this.#give(
-      states,
-      input.rows.map(({ tokens }) => tokens),
-      want,
-    );
-  }
-
-  destroy(): void {}
-
-  #give(states: number[], lengths: number[], want: Want): StageOutput {
-    const tokenAt = (index: number) =>
-      this.options.token ?? states.slice(index * HIDDEN, (index + 1) * HIDDEN).reduce((a, b) => a + b) % VOCAB;
-    const lasts = lengths.map((_, row) => lengths.slice(0, row + 1).reduce((a, b) => a + b) - 1);
-    const all = Array.from({ length: states.length / HIDDEN }, (_, index) => index);
-    const logits = (indices: number[]) =>
-      toBits(indices.flatMap((index) => Array.from({ length: VOCAB }, (_, id) => (id === tokenAt(index) ? 1 : 0))));
-    switch (want) {
-      case "token":
-        return { kind: "token", ids: lasts.map(tokenAt) };
-      case "logits":
-        return { kind: "logits", values: logits(lasts) };
-      case "all_logits":
-        return { kind: "all_logits", values: logits(all) };
-      case "hidden":
-        return { kind: "hidden", values: toBits(states) };
-      case "none":
-        return { kind: "none" };
-    }
-  }
-}
-
-function embed({ ids, rows }: Extract<StageInput, { kind: "ids" }>): Uint16Array {
-  const positions = rows.flatMap(({ tokens, positionStart }) =>
-    Array.from({ length: tokens }, (_, i) => positionStart + i),
-  );
-  return toBits(Array.from(ids).flatMap((id, index) => [id, positions[index]!, 0, 0]));
-}
-
-function runLayer(states: number[], first: number, tokens: number, layer: number): void {
-  let seen = 0;
-  for (let index = first; index < first + tokens; index++) {
-    const at = index * HIDDEN;
-    seen += states[at]!;
-    states[at + 2] = (states[at + 2]! + layer + 1) % 64;
-    states[at + 3] = (states[at + 3]! + seen) % 64;
-  }
-}
-
-export const toBits = (values: readonly number[]): Uint16Array =>
-  Uint16Array.from(values, (value) => new Uint32Array(Float32Array.of(value).buffer)[0]! >>> 16);
-
-export const fromBits = (bits: number): number => new Float32Array(Uint32Array.of(bits << 16).buffer)[0]!;
+export { CONTEXT, fromBits, HIDDEN, LAYERS, toBits, VOCAB } from "./tiny-stage.ts";
 
 /** A token for each byte of UTF-8, and 0 before them where special tokens are asked for. */
 export const tinyTokenizer: Tokenizer = {
@@ -113,6 +19,8 @@ export const tinyTokenizer: Tokenizer = {
   ],
   decode: (ids) => new TextDecoder().decode(Uint8Array.from(ids)),
   isSpecial: (id) => id === 0,
+  addedTokens: [],
+  encodeMasked: (text, mask) => [...new TextEncoder().encode(text.replaceAll(mask, ""))],
   tokenBytes: (id) => Uint8Array.of(id),
 };
 
@@ -136,6 +44,10 @@ export interface TinyNodeOptions extends TinyStageOptions {
   readonly hopTimeoutMs?: number;
   readonly limits?: AppOptions["limits"];
   readonly allowed?: AppOptions["allowed"];
+  readonly textModel?: AppOptions["textModel"];
+  readonly timing?: AppOptions["timing"];
+  readonly sessionIdleMs?: number;
+  readonly clock?: () => number;
   readonly stage?: TinyStage;
 }
 
@@ -165,6 +77,10 @@ export async function startNode(options: TinyNodeOptions): Promise<TinyNode> {
     log,
     memory: () => ({ planned: 3, allocated: 2, available: null }),
     allowed: options.allowed,
+    textModel: options.textModel,
+    timing: options.timing,
+    sessionIdleMs: options.sessionIdleMs,
+    clock: options.clock,
   });
   const server = serve(app, { hostname: "127.0.0.1", port: options.port ?? 0 });
   const admitted = admission?.start();

@@ -3,49 +3,48 @@ import { join } from "node:path";
 import { INDEX_FILE } from "../../src/safetensors/checkpoint.ts";
 import { fileWithHeader } from "./safetensors.ts";
 
-const HIDDEN = 768;
 const VOCAB = 50257;
 const POSITIONS = 1024;
 
 /** GPT-2's twelve tensors of a layer. */
-const LAYER: readonly [name: string, ...shape: number[]][] = [
-  ["ln_1.weight", HIDDEN],
-  ["ln_1.bias", HIDDEN],
-  ["attn.c_attn.weight", HIDDEN, 3 * HIDDEN],
-  ["attn.c_attn.bias", 3 * HIDDEN],
-  ["attn.c_proj.weight", HIDDEN, HIDDEN],
-  ["attn.c_proj.bias", HIDDEN],
-  ["ln_2.weight", HIDDEN],
-  ["ln_2.bias", HIDDEN],
-  ["mlp.c_fc.weight", HIDDEN, 4 * HIDDEN],
-  ["mlp.c_fc.bias", 4 * HIDDEN],
-  ["mlp.c_proj.weight", 4 * HIDDEN, HIDDEN],
-  ["mlp.c_proj.bias", HIDDEN],
+const layerOf = (hidden: number): readonly [name: string, ...shape: number[]][] => [
+  ["ln_1.weight", hidden],
+  ["ln_1.bias", hidden],
+  ["attn.c_attn.weight", hidden, 3 * hidden],
+  ["attn.c_attn.bias", 3 * hidden],
+  ["attn.c_proj.weight", hidden, hidden],
+  ["attn.c_proj.bias", hidden],
+  ["ln_2.weight", hidden],
+  ["ln_2.bias", hidden],
+  ["mlp.c_fc.weight", hidden, 4 * hidden],
+  ["mlp.c_fc.bias", 4 * hidden],
+  ["mlp.c_proj.weight", 4 * hidden, hidden],
+  ["mlp.c_proj.bias", hidden],
 ];
 
 /**
  * A GPT-2 of any number of layers over any number of shards, with its index: headers as they should be, data that is a
  * hole in the file. Gives the number of tensors.
  */
-export function writeLargeCheckpoint(folder: string, layers: number, shards: number): number {
+export function writeLargeCheckpoint(folder: string, layers: number, shards: number, hidden = 768): number {
   mkdirSync(folder, { recursive: true });
   const config = {
     model_type: "gpt2",
     n_layer: layers,
-    n_embd: HIDDEN,
-    n_head: 12,
+    n_embd: hidden,
+    n_head: hidden / 64,
     n_positions: POSITIONS,
     vocab_size: VOCAB,
   };
   writeFileSync(join(folder, "config.json"), JSON.stringify(config));
   const tensors: [name: string, ...shape: number[]][] = [
-    ["wte.weight", VOCAB, HIDDEN],
-    ["wpe.weight", POSITIONS, HIDDEN],
+    ["wte.weight", VOCAB, hidden],
+    ["wpe.weight", POSITIONS, hidden],
     ...Array.from({ length: layers }, (_, i) =>
-      LAYER.map(([name, ...shape]): [string, ...number[]] => [`h.${i}.${name}`, ...shape]),
+      layerOf(hidden).map(([name, ...shape]): [string, ...number[]] => [`h.${i}.${name}`, ...shape]),
     ).flat(),
-    ["ln_f.weight", HIDDEN],
-    ["ln_f.bias", HIDDEN],
+    ["ln_f.weight", hidden],
+    ["ln_f.bias", hidden],
   ];
   const weightMap: Record<string, string> = {};
   const perShard = Math.ceil(tensors.length / shards);

@@ -31,6 +31,7 @@ async function main(): Promise<void> {
   const options = {
     span: { start: 0, end: config.layers, total: config.layers },
     maxContext: 64,
+    maxSessions: 1,
     encoding: "bf16" as const,
   };
   const plan = planLoad(family, config, options, openCheckpoint(directory));

@@ -25,6 +25,7 @@ const { family, config } = readModel(JSON.parse(readFileSync(join(directory, "co
 const options = {
   span: { start: 0, end: config.layers, total: config.layers },
   maxContext: config.maxPositions,
+  maxSessions: 1,
   encoding: "bf16" as const,
 };
 const plan = planLoad(family, config, options, openCheckpoint(directory));

@@ -20,7 +20,7 @@ const [directory, start, end] = process.argv.slice(2) as [string, string, string
 const began = performance.now();
 const { family, config } = readModel(JSON.parse(readFileSync(join(directory, "config.json"), "utf8")));
 const span = { start: Number(start), end: Number(end), total: config.layers };
-const options = { span, maxContext: config.maxPositions, encoding: "bf16" as const };
+const options = { span, maxContext: config.maxPositions, maxSessions: 1, encoding: "bf16" as const };
 const names = neededNames(family, config, options);
 const needs = (name: string) => names.has(name);
 neededFiles(directory, { needs });

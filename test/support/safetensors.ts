@@ -2,6 +2,8 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
+export { seededRandom } from "../../src/engine/self-test/sampler.ts";
+
 export interface SourceTensor {
   dtype: string;
   shape: number[];
@@ -34,15 +36,4 @@ export interface TemporaryFolder extends Disposable {
 export function temporaryFolder(): TemporaryFolder {
   const path = mkdtempSync(join(tmpdir(), "meshnet-test-"));
   return { path, [Symbol.dispose]: () => rmSync(path, { recursive: true, force: true }) };
-}
-
-/** A repeatable source of numbers in [0, 1): a failing fuzz case can be run again (mulberry32). */
-export function seededRandom(seed: number): () => number {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let mixed = Math.imul(state ^ (state >>> 15), state | 1);
-    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
-    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
-  };
 }

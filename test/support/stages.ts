@@ -14,6 +14,8 @@ export interface StageRange {
   start?: number;
   end?: number;
   maxContext?: number;
+  maxSessions?: number;
+  passTokens?: number;
   maxBindingBytes?: number;
   encoding?: Encoding;
 }
@@ -23,7 +25,8 @@ export function planFixture(directory: string, range: StageRange = {}) {
   const { family, config } = readModel(JSON.parse(readFileSync(join(directory, "config.json"), "utf8")));
   const span = { start: range.start ?? 0, end: range.end ?? config.layers, total: config.layers };
   const maxContext = range.maxContext ?? Math.min(config.maxPositions, 256);
-  const options = { span, maxContext, encoding: range.encoding ?? "bf16" };
+  const { maxSessions = 4, passTokens, encoding = "bf16" } = range;
+  const options = { span, maxContext, maxSessions, passTokens, encoding };
   const names = neededNames(family, config, options);
   const plan = planLoad(family, config, options, openCheckpoint(directory, { needs: (name) => names.has(name) }));
   return { family, config, plan };

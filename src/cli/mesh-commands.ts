@@ -1,0 +1,70 @@
+import type { MeshMachine } from "../server/machines.ts";
+import type { MeshConfig, MeshPlan } from "../server/plan-mesh.ts";
+import { DEFAULT_SESSIONS } from "../server/plan-node.ts";
+
+/** What to type on which machine. */
+export interface MeshCommand {
+  /** Its place in `machines`. */
+  readonly machine: number;
+  readonly command: string;
+}
+
+/** Where the node before it reaches a node, and how that listens. */
+interface Place {
+  readonly url: string;
+  readonly flags: readonly string[];
+}
+
+const FIRST_PORT = 8000;
+
+/** A `meshnet node` for each share, from the tail to the head: nothing that starts is waited for by somebody. */
+export function meshCommands({ model, machines, split }: MeshPlan, config: MeshConfig): MeshCommand[] {
+  if (!split) return [];
+  const places = placesOf(split.shares.map(({ machine }) => ({ ...machines[machine]!, number: machine + 1 })));
+  const common = [
+    "--model-id",
+    config.modelId,
+    ...(config.revision === undefined ? [] : ["--revision", config.revision]),
+    ...(config.quantization === undefined ? [] : ["--quantization", config.quantization]),
+    ...(config.int8Activations ? ["--int8-activations"] : []),
+    ...(config.maxContext === undefined ? [] : ["--max-context", `${model.maxContext}`]),
+    ...(model.maxSessions === DEFAULT_SESSIONS ? [] : ["--max-sessions", `${model.maxSessions}`]),
+  ];
+  return split.shares
+    .map(({ machine, start, end }, i): MeshCommand => {
+      const layers = ["--shard-start", `${start}`, "--shard-end", `${end}`];
+      const next = places[i + 1] ? ["--next", places[i + 1]!.url] : [];
+      const words = ["meshnet", "node", ...common, ...layers, ...places[i]!.flags, ...next];
+      return { machine, command: words.map(quoted).join(" ") };
+    })
+    .toReversed();
+}
+
+/** Several may be on one host: each gets a port of its own. */
+function placesOf(machines: readonly (MeshMachine & { readonly number: number })[]): Place[] {
+  const taken = new Map<string, number>();
+  return machines.map(({ host, url, number }, i) => {
+    if (url !== null) return placeOf(new URL(url));
+    const name = host ?? `HOST${number}`;
+    const port = taken.get(name) ?? FIRST_PORT;
+    taken.set(name, port + 1);
+    // Nobody but its own users has to reach the head.
+    if (i === 0 && host === null) return { url: "", flags: port === FIRST_PORT ? [] : ["--port", `${port}`] };
+    return placeOf(new URL(`http://${name.includes(":") ? `[${name}]` : name}:${port}`), name);
+  });
+}
+
+/** `name`: as it was written, for a URL has it in lower case. */
+function placeOf({ href, protocol, pathname, hostname, port }: URL, name = hostname): Place {
+  if (protocol !== "http:" || pathname !== "/") return { url: href, flags: [] }; // behind a proxy: how, nobody knows here
+  const number = port === "" ? "80" : port;
+  const url = `http://${name.includes(":") && !name.startsWith("[") ? `[${name}]` : name}:${number}`;
+  const isAddress = /^[\d.]+$|:/.test(name) || /^HOST\d+$/.test(name);
+  // A machine may take its own name for loopback: it listens everywhere, and answers to the name.
+  const host = isAddress ? ["--host", name.replace(/^\[|\]$/g, "")] : ["--host", "0.0.0.0", "--allow-host", name];
+  return { url, flags: [...host, "--port", number] };
+}
+
+/** As a POSIX shell wants it. */
+const quoted = (word: string): string =>
+  /^[\w@%+=:,./[\]-]+$/.test(word) ? word : `'${word.replaceAll("'", String.raw`'\''`)}'`;

@@ -1,0 +1,112 @@
+import { UserError } from "../base/errors.ts";
+import { type PeerReport, probePeer } from "../mesh/probe.ts";
+
+/** A machine as somebody describes it; what is missing of a running node is asked. */
+export interface MachineSpec {
+  /** A name or address under which the other machines reach it. */
+  readonly host?: string;
+  /** A node that runs on it. */
+  readonly url?: string;
+  readonly memoryBytes?: number;
+  /** At which weights are read from its device memory. */
+  readonly bytesPerSecond?: number;
+}
+
+/** What is assumed of machines and of the way between them where nothing is said and nothing can be asked. */
+export interface Assumptions {
+  readonly bytesPerSecond: number;
+  readonly passSeconds: number;
+  readonly roundTripSeconds: number;
+  readonly linkBytesPerSecond: number;
+}
+
+export const ASSUMED: Assumptions = {
+  bytesPerSecond: 100e9, // an entry-level graphics card, or a laptop's shared memory
+  passSeconds: 0.001, // starting kernels, reading one result back, HTTP
+  roundTripSeconds: 0.0005, // a wired network in one place
+  linkBytesPerSecond: 125e6, // 1 Gbit/s
+};
+
+/** Where a number is from. */
+export type Source = "given" | "measured" | "assumed";
+
+export interface MeshMachine {
+  /** Its host, where that is known. */
+  readonly host: string | null;
+  readonly url: string | null;
+  /** The adapter that its node computes on. */
+  readonly device: string | null;
+  readonly memoryBytes: number;
+  readonly memorySource: Source;
+  readonly bytesPerSecond: number;
+  readonly speedSource: Source;
+  /** What a pass takes beside reading weights; 0 where it is in the measured speed. */
+  readonly passSeconds: number;
+  /** To it and back, and what goes through: from this machine, not from the one before it. */
+  readonly roundTripSeconds: number;
+  readonly linkBytesPerSecond: number;
+  readonly linkSource: Source;
+  /** What could not be measured, and why. */
+  readonly problems: readonly string[];
+}
+
+/**
+ * Completes what is said of each machine: by asking the node that runs on it, else by the assumptions.
+ * @throws UserError `bad_usage` where nobody knows a machine's memory; what `probePeer` throws.
+ */
+export async function describeMachines(
+  specs: readonly MachineSpec[],
+  assumed: Assumptions & { readonly linkSource: Source },
+): Promise<MeshMachine[]> {
+  const machines: MeshMachine[] = [];
+  // One after another: what is measured is the machine, not their company.
+  for (const spec of specs) machines.push(describe(spec, assumed, spec.url && (await probePeer(spec.url))));
+  return machines;
+}
+
+function describe(
+  spec: MachineSpec,
+  assumed: Assumptions & { readonly linkSource: Source },
+  report: PeerReport | "" | undefined,
+): MeshMachine {
+  const { host = null, bytesPerSecond = assumed.bytesPerSecond, memoryBytes } = spec;
+  const speedSource = spec.bytesPerSecond === undefined ? "assumed" : "given";
+  const { passSeconds, roundTripSeconds, linkBytesPerSecond, linkSource } = assumed;
+  if (!report) {
+    if (memoryBytes === undefined) throw new UserError("bad_usage", "a machine without memory", "give it, as 8GiB");
+    const way = { roundTripSeconds, linkBytesPerSecond, linkSource };
+    const own = { host, url: null, device: null, memoryBytes, memorySource: "given" as const, problems: [] };
+    return { ...own, bytesPerSecond, speedSource, passSeconds, ...way };
+  }
+
+  const { info, tokenSeconds, uploadBytesPerSecond } = report;
+  const problems = [...report.problems];
+  const weightBytes = info.weight_bytes_per_token;
+  const isMeasured = spec.bytesPerSecond === undefined && tokenSeconds && weightBytes;
+  if (tokenSeconds && !weightBytes) problems.push("speed: it does not say how much a token reads (an older meshnet)");
+  return {
+    host: host ?? new URL(report.url).hostname,
+    url: report.url,
+    device: info.device,
+    memoryBytes: memoryBytes ?? peerMemory(report),
+    memorySource: memoryBytes === undefined ? "measured" : "given",
+    bytesPerSecond: isMeasured ? weightBytes / tokenSeconds : bytesPerSecond,
+    speedSource: isMeasured ? "measured" : speedSource,
+    passSeconds: isMeasured ? 0 : passSeconds,
+    roundTripSeconds: report.roundTripSeconds,
+    linkBytesPerSecond: uploadBytesPerSecond ?? linkBytesPerSecond,
+    linkSource: uploadBytesPerSecond === null ? linkSource : "measured",
+    problems,
+  };
+}
+
+/** What its device has free, and what it will have free once the node that runs there has stopped. */
+function peerMemory({ url, info }: PeerReport): number {
+  const { allocated, available } = info.memory ?? {};
+  if (Number.isSafeInteger(allocated) && Number.isSafeInteger(available)) return allocated + available!;
+  throw new UserError(
+    "bad_usage",
+    `the node ${url} does not know how much memory its device (${info.device}) has`,
+    `say it behind the URL, as ${url}=24GiB`,
+  );
+}

@@ -1,0 +1,78 @@
+import { UserError } from "../../base/errors.ts";
+import { RemoteError } from "../../protocol/error-reply.ts";
+import { unlessAborted } from "../abort.ts";
+
+/**
+ * Where texts wait for room in the chain. Sessions are refused where there is none; a text of this door waits instead, in the
+ * order in which they came, as long as others of this door run: each of those gives its room back. Where none runs, somebody
+ * else has the room, and who knows for how long: then the refusal stands.
+ */
+export class WaitingRoom {
+  readonly #most: number;
+  readonly #waiting: (() => void)[] = [];
+  #running = 0;
+
+  /** `most`: texts that may wait at one time. */
+  constructor(most: number) {
+    this.#most = most;
+  }
+
+  /** Texts that run, and texts that wait. */
+  get counts(): { readonly running: number; readonly waiting: number } {
+    return { running: this.#running, waiting: this.#waiting.length };
+  }
+
+  /**
+   * Does `begin`, when it has room; whoever got its result calls `leave` at the text's end. Throws what `begin` throws, `no_room`
+   * where too many wait, the signal's reason.
+   */
+  async enter<T>(begin: () => Promise<T>, signal: AbortSignal): Promise<T> {
+    if (this.#waiting.length > 0) await this.#turn("last", signal);
+    for (;;) {
+      this.#running++;
+      try {
+        const result = await begin();
+        this.#wake(); // there may be room for another one
+        return result;
+      } catch (error) {
+        this.#running--;
+        const mayWait = isNoRoom(error) && this.#running > 0;
+        if (!mayWait) this.#wake();
+        if (!mayWait) throw error;
+      }
+      await this.#turn("next", signal);
+    }
+  }
+
+  leave(): void {
+    this.#running--;
+    this.#wake();
+  }
+
+  async #turn(place: "next" | "last", signal: AbortSignal): Promise<void> {
+    if (this.#waiting.length >= this.#most) {
+      throw new UserError("no_room", `${this.#most} texts wait for room already`, "try again in a moment");
+    }
+    const turn = Promise.withResolvers<void>();
+    if (place === "next") this.#waiting.unshift(turn.resolve);
+    else this.#waiting.push(turn.resolve);
+    try {
+      await unlessAborted(turn.promise, signal);
+    } catch (error) {
+      const at = this.#waiting.indexOf(turn.resolve);
+      if (at >= 0) this.#waiting.splice(at, 1);
+      else this.#wake(); // it had just been called: the turn is the next one's
+      throw error;
+    }
+  }
+
+  #wake(): void {
+    this.#waiting.shift()?.();
+  }
+}
+
+function isNoRoom(error: unknown): boolean {
+  return error instanceof UserError
+    ? error.code === "no_room"
+    : error instanceof RemoteError && error.body.code === "no_room";
+}

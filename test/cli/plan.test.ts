@@ -1,0 +1,196 @@
+import { afterAll, describe, expect, test } from "bun:test";
+import { join } from "node:path";
+import type { MeshPlan, MeshSplit, WayOut } from "../../src/server/plan-mesh.ts";
+import type { MeshCommand } from "../../src/cli/mesh-commands.ts";
+import { writeLargeCheckpoint } from "../support/large-checkpoint.ts";
+import { TINY } from "../support/oracle.ts";
+import { temporaryFolder } from "../support/safetensors.ts";
+
+const INDEX = join(import.meta.dir, "../../src/index.ts");
+const GIB = 2 ** 30;
+
+const folder = temporaryFolder();
+afterAll(() => folder[Symbol.dispose]());
+
+/** 96 layers of 12288, GPT-3's shape, and 12 of 768, GPT-2's: headers without weights. */
+const LARGE = join(folder.path, "large");
+const SMALL = join(folder.path, "small");
+writeLargeCheckpoint(LARGE, 96, 10, 12288);
+writeLargeCheckpoint(SMALL, 12, 1);
+
+type Printed = MeshPlan & { readonly commands: readonly MeshCommand[] };
+
+async function meshnet(...words: string[]): Promise<{ code: number; stdout: string; stderr: string }> {
+  const child = Bun.spawn([process.execPath, INDEX, "plan", ...words], {
+    env: { HOME: folder.path, PATH: process.env.PATH },
+    stdio: ["ignore", "pipe", "pipe"],
+  });
+  const [stdout, stderr] = await Promise.all([new Response(child.stdout).text(), new Response(child.stderr).text()]);
+  return { code: await child.exited, stdout, stderr };
+}
+
+async function planned(model: string, nodes: string, ...words: string[]): Promise<Printed> {
+  const { code, stdout, stderr } = await meshnet("--model-id", model, "--nodes", nodes, "--json", ...words);
+  expect({ code, stderr }).toEqual({ code: 0, stderr: "" });
+  return JSON.parse(stdout) as Printed;
+}
+
+const spans = ({ shares }: MeshSplit) => shares.map(({ machine, start, end }) => [machine, start, end]);
+
+describe("meshnet plan", () => {
+  test("splits a model of GPT-3's shape over five machines, and its sums are those of the shapes", async () => {
+    const { split, hopBytes, commands } = await planned(
+      LARGE,
+      "80GiB,80GiB,80GiB,80GiB,80GiB@2TB/s",
+      "--link-speed",
+      "10Gbit/s",
+    );
+    const { shares, secondsPerToken, tokensPerSecond } = split!;
+    let at = 0;
+    let seconds = 0;
+    for (const { machine, start, end, needBytes, readBytes, ...share } of shares) {
+      expect(start).toBe(at);
+      at = end;
+      // Four matrices of 12 D² in all, bfloat16; norms and biases, 13 D, float32.
+      const layer = 12 * 12288 ** 2 * 2 + 13 * 12288 * 4;
+      const tail = end === 96 ? 50257 * 12288 * 2 + 2 * 12288 * 4 : 0;
+      expect(readBytes).toBe((end - start) * layer + tail);
+      // Keys and values of 4 sequences of 1024 tokens, bfloat16, in each layer; the embeddings in the head.
+      const cache = (end - start) * 2 * 4 * 1024 * 12288 * 2;
+      const head = start === 0 ? (50257 + 1024) * 12288 * 2 : 0;
+      expect(needBytes).toBeWithin(readBytes + cache + head, 80 * GIB + 1);
+      expect(needBytes - (readBytes + cache + head)).toBeLessThan(2.5 * GIB); // activations, driver and reserve
+      expect(share.readSeconds).toBeCloseTo(readBytes / (machine === 4 ? 2e12 : 1e11), 9);
+      expect(share.hopSeconds).toBeCloseTo(start === 0 ? 0 : 0.0005 + hopBytes / 1.25e9, 9);
+      seconds += share.readSeconds + share.passSeconds + share.hopSeconds;
+    }
+    expect(at).toBe(96);
+    expect(secondsPerToken).toBeCloseTo(seconds, 9);
+    expect(tokensPerSecond).toBeCloseTo(1 / seconds, 9);
+    // The fast machine takes as much as it holds: no other range has more layers.
+    const sizes = new Map(shares.map(({ machine, start, end }) => [machine, end - start]));
+    expect(sizes.get(4)).toBe(Math.max(...sizes.values()));
+    expect(commands.map(({ machine }) => machine)).toEqual(shares.map(({ machine }) => machine).toReversed());
+  });
+
+  test("says so where fewer machines are faster, with both times", async () => {
+    const words = ["--model-id", SMALL, "--nodes", "8GiB@500GB/s,8GiB@500GB/s,8GiB"];
+    const { split, onAllMachines } = await planned(SMALL, words[3]!);
+    expect(spans(split!)).toEqual([[0, 0, 12]]);
+    expect(onAllMachines!.shares).toHaveLength(3);
+    const { stdout } = await meshnet(...words);
+    const time = (seconds: number) => `${Number((seconds * 1000).toPrecision(3))} ms`;
+    expect(stdout).toContain(`without machines 2, 3 it is faster: ${time(split!.secondsPerToken)}`);
+    expect(stdout).toContain(`with a layer on all 3 a token takes ${time(onAllMachines!.secondsPerToken)}`);
+    const without = await meshnet("--model-id", SMALL, "--nodes", "8GiB");
+    expect(without.stdout).not.toContain("fewer");
+  });
+
+  test("shows the sum by which it comes to its prediction", async () => {
+    const { wholeBytes } = await planned(SMALL, "8GiB");
+    const nodes = `${wholeBytes - 1}B@50GB/s,${wholeBytes - 1}B@100GB/s`;
+    const { stdout } = await meshnet("--model-id", SMALL, "--nodes", nodes, "--round-trip", "3");
+    const [, sum, total, rate] = /^a token +([\d. +]+) = ([\d.]+) ms: ([\d.]+) tokens\/s$/m.exec(stdout)!;
+    const added = sum!.split(" + ").reduce((a, b) => a + Number(b), 0);
+    expect(added / Number(total)).toBeWithin(0.98, 1.02);
+    expect((Number(rate) * Number(total)) / 1000).toBeWithin(0.98, 1.02);
+    expect(sum!.split(" + ")).toHaveLength(5); // two reads, two passes, one hop
+    expect(stdout).toMatch(/\d MB ÷ 100 GB\/s +=/);
+    expect(stdout).toContain("Σ machines");
+  });
+
+  test("names the machines as they were named, and gives several on one host a port each", async () => {
+    const { wholeBytes } = await planned(SMALL, "8GiB");
+    const size = `${wholeBytes - 1}B`;
+    const named = await planned(
+      SMALL,
+      `gpu-box=${size},192.168.1.20=${size},192.168.1.20=${size}`,
+      "--max-context",
+      "1000",
+    );
+    const commands = named.commands.map(({ command }) => command);
+    for (const command of commands) expect(command).toContain("--max-context 1000");
+    const ports = commands.flatMap((command) => / --port (\d+)/.exec(command)?.slice(1) ?? []);
+    const hosts = commands.flatMap((command) => / --host (\S+)/.exec(command)?.slice(1) ?? []);
+    expect(new Set(hosts.map((host, i) => `${host}:${ports[i]}`)).size).toBe(hosts.length);
+    expect(commands.at(-1)).toContain(`--next http://${hosts[0] === "0.0.0.0" ? "gpu-box" : hosts[0]}:${ports[0]}`);
+    for (const command of commands) if (command.includes("0.0.0.0")) expect(command).toContain("--allow-host gpu-box");
+  });
+});
+
+describe("where a model fits in no way, meshnet plan", () => {
+  /** The changes, as flags and as a machine more. */
+  const withWay = (nodes: string, { quantization, maxSessions, maxContext, machineBytes }: WayOut): string[] => [
+    machineBytes ? `${nodes},${machineBytes}B` : nodes,
+    ...(quantization ? ["--quantization", quantization] : []),
+    ...(maxSessions ? ["--max-sessions", `${maxSessions}`] : []),
+    ...(maxContext ? ["--max-context", `${maxContext}`] : []),
+  ];
+  /** A little less of a change than that, in its last part. */
+  const lessThan = (way: WayOut): WayOut | undefined => {
+    const { quantization, maxSessions, maxContext, machineBytes } = way;
+    if (machineBytes) return { ...way, machineBytes: machineBytes * 0.8 };
+    if (maxContext) return { ...way, maxContext: Math.min(1023, maxContext + 16) };
+    if (maxSessions) return { ...way, maxSessions: maxSessions + 1 };
+    return quantization === "nf4" ? { quantization: "int8" } : undefined;
+  };
+
+  test.each([
+    ["96 layers of 12288", "80GiB,80GiB,80GiB,80GiB,30GiB", LARGE],
+    ["12 layers of 768", "250MiB", SMALL],
+    ["12 layers of 768", "300MiB", SMALL],
+    ["12 layers of 768", "230MiB,210MiB", SMALL],
+    ["12 layers of 768", "480MiB", SMALL],
+  ])(
+    "exits with 3 and names changes of which each is just enough: %s on %s",
+    async (_, nodes, model) => {
+      const { code, stdout, stderr } = await meshnet("--model-id", model, "--nodes", nodes, "--json");
+      expect(code).toBe(3);
+      expect(stderr).toMatch(/needs [\d.]+ [GM]iB in one piece[^]*no split fits\n {2}any one of these would fit:/);
+      const { split, waysOut, commands } = JSON.parse(stdout) as Printed;
+      expect([split, commands]).toEqual([null, []]);
+      expect(waysOut.some(({ machineBytes }) => machineBytes)).toBe(true);
+      for (const way of waysOut) {
+        expect((await meshnet("--model-id", model, "--nodes", ...withWay(nodes, way))).code).toBe(0);
+        const less = lessThan(way);
+        if (less) expect((await meshnet("--model-id", model, "--nodes", ...withWay(nodes, less))).code).toBe(3);
+      }
+      expect((await meshnet("--model-id", model, "--nodes", nodes)).stdout).toBe("");
+    },
+    60_000,
+  );
+
+  test("names each kind of change where it is enough", async () => {
+    const kinds = async (nodes: string) => {
+      const { stdout } = await meshnet("--model-id", SMALL, "--nodes", nodes, "--json");
+      return (JSON.parse(stdout) as Printed).waysOut.map((way) => Object.keys(way).join("+"));
+    };
+    const { wholeBytes } = await planned(SMALL, "8GiB");
+    expect(await kinds(`${wholeBytes - 1}B`)).toEqual(["quantization", "maxSessions", "maxContext", "machineBytes"]);
+    // Where no single change is enough:
+    const further = ["machineBytes", "quantization+machineBytes"];
+    expect(await kinds("300MiB")).toEqual(["quantization+maxSessions", "quantization+maxContext", ...further]);
+    expect(await kinds("250MiB")).toEqual(["quantization+maxSessions+maxContext", ...further]);
+    expect(await kinds("60MiB")).toEqual(further);
+  });
+});
+
+describe("meshnet plan refuses with 2", () => {
+  test.each([
+    [[], /plan needs machines[^]*--nodes[^]*--peers/],
+    [["--nodes", "8"], /--nodes 8 has no unit[^]*8GiB/],
+    [["--nodes", "8GiBs"], /--nodes 8GiBs is not a size[^]*8GiB/],
+    [["--nodes", "0GiB"], /--nodes 0GiB is not a size/],
+    [["--nodes", "8GiB@fast"], /--nodes fast is not a speed[^]*900GB\/s/],
+    [["--nodes", "8GiB@1GB/s@2GB/s"], /two speeds/],
+    [["--nodes", "http://x=8GiB"], /http:\/\/x is no host/],
+    [["--nodes", "8GiB", "--round-trip", "soon"], /--round-trip soon/],
+    [["--nodes", "8GiB", "--link-speed", "1"], /--link-speed 1 is not a speed/],
+    [["--nodes", "8GiB", "--max-context", "257"], /257.*256/],
+    [["--peers", "localhost"], /"localhost" is not a node's URL/],
+  ])("%j", async (words, says) => {
+    const { code, stdout, stderr } = await meshnet("--model-id", TINY, ...words);
+    expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
+    expect(stderr).toMatch(says);
+  });
+});
