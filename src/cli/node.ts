@@ -50,7 +50,7 @@ const flags = {
     type: "string",
     default: "auto",
     valueHint: "auto|cpu|NAME",
-    description: "The adapter: any, a software one, or a part of its name",
+    description: "The adapter: any, a software one, or a part of its name (NAME#1: the second of equal ones)",
   },
   "memory-limit": {
     type: "string",

@@ -1,4 +1,5 @@
 import { dlopen, type Pointer, ptr } from "bun:ffi";
+import { vulkanLoader } from "./device-order.ts";
 
 export interface VulkanHeap {
   readonly sizeBytes: number;
@@ -74,7 +75,7 @@ function loaderName(): string {
     case "darwin":
       return "libvulkan.dylib";
     default:
-      return "libvulkan.so.1";
+      return vulkanLoader();
   }
 }
 

@@ -84,7 +84,8 @@ export function readRope(parameters: ConfigReader, facts: RopeFacts): Rope {
 
   const share = parameters.positive("partial_rotary_factor", partial);
   const rotated = type === "default" && !partialByDefault ? headDim : Math.trunc(headDim * share);
-  if (rotated < 1 || pairsOf({ rotated }) * 2 > headDim) {
+  // The exponent of `dynamic` divides by rotated - 2.
+  if (rotated < (type === "dynamic" ? 3 : 1) || pairsOf({ rotated }) * 2 > headDim) {
     throw parameters.refuse(
       `heads of ${headDim} dimensions cannot have ${rotated} of them turned`,
       "use the config.json that belongs to the model",

@@ -97,7 +97,13 @@ async function loadStage(plan: NodePlan, device: Device, log: Logger): Promise<G
   });
   const loaded = performance.now();
   log.info("warming up", { why: "a driver may compile the kernels now, once" });
-  await stage.warmUp();
+  const { keepsOrder } = await stage.warmUp();
+  if (!keepsOrder && !plan.load.options.int8Activations) {
+    log.warn("order_of_addition", {
+      device: device.info.name,
+      why: "this driver's compiler changes the order of additions: a token's numbers depend a little on what shares its pass",
+    });
+  }
   log.info("loaded", {
     seconds: ((loaded - began) / 1000).toFixed(1),
     warmUpSeconds: ((performance.now() - loaded) / 1000).toFixed(1),

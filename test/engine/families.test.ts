@@ -6,7 +6,7 @@ import type { Device } from "../../src/gpu/device.ts";
 import { bf16ArrayToF32 } from "../../src/quant/bf16.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { expectWithinNoise, layersIn } from "../support/gate.ts";
-import { FIXTURES, Oracle } from "../support/oracle.ts";
+import { FIXTURES, Oracle, rmsDistance } from "../support/oracle.ts";
 import { bits, idsInput, openFixture, type StageRange } from "../support/stages.ts";
 
 interface Family {
@@ -119,6 +119,41 @@ describeOnDevices("a family", ({ open }) => {
       await device.reclaim();
     }, 60_000);
   });
+});
+
+describeOnDevices("a quantized family", ({ open }) => {
+  // Separate projections that share rows, with biases; fused ones; rows that hold q, k and v head by head.
+  test.each(["llama", "phi3", "gpt_neox"])(
+    "%s is near to itself in bfloat16, and gives the same bits wherever it is cut",
+    async (name) => {
+      const device = await open();
+      const oracle = new Oracle(folderOf(name));
+      const layers = layersIn(oracle, "short");
+      const logits = async (encoding: "bf16" | "int8" | "nf4", ends: number[]) => {
+        const stages: GpuStage[] = [];
+        for (const [index, end] of ends.entries())
+          stages.push(await openFixture(device, folderOf(name), { start: ends[index - 1] ?? 0, end, encoding }));
+        const values = await bits(stages, idsInput(oracle.ints("full.input_ids")), "all_logits");
+        for (const stage of stages) stage.destroy();
+        await device.reclaim();
+        return values;
+      };
+      const exact = bf16ArrayToF32(await logits("bf16", [layers]));
+      const size = rmsDistance(exact, new Float32Array(exact.length));
+      for (const [encoding, share] of [
+        ["int8", 0.05],
+        ["nf4", 0.5],
+      ] as const) {
+        const whole = await logits(encoding, [layers]);
+        expect(await logits(encoding, [1, layers])).toEqual(whole);
+        const distance = rmsDistance(bf16ArrayToF32(whole), exact) / size;
+        if (process.env.SHOW) console.log(name, encoding, distance.toFixed(4));
+        expect({ encoding, distance, isNear: distance < share }).toMatchObject({ isNear: true });
+        expect(distance).toBeGreaterThan(share / 30); // or it was not quantized at all
+      }
+    },
+    60_000,
+  );
 });
 
 /** Every way to share the layers out, as the ends of the spans. */

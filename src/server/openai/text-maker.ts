@@ -103,14 +103,16 @@ async function* tokensOf(request: TextRequest, choice: Choice, maker: TextMaker)
   }
 }
 
-async function echoOf({ echo, sampling }: TextRequest, choice: Choice, { runner, tokenizer }: TextMaker) {
+async function echoOf({ echo, sampling }: TextRequest, choice: Choice, { runner, tokenizer, room }: TextMaker) {
   if (!echo) return { offset: 0 };
   const { index, prompt, signal, requestId } = choice;
   const { ids, text } = prompt;
   const top = sampling.logprobs;
-  const told = top === undefined ? [] : await promptLogprobs({ ids, top, runner, signal, requestId });
-  const offsets = top === undefined ? [] : tokenOffsets(ids, tokenizer);
-  const reports = told.map((logprobs, i): TokenReport => ({ id: ids[i]!, logprobs, offset: offsets[i]! }));
+  if (top === undefined) return { offset: lengthOf(text), piece: { index, text, reports: [], finish: null } };
+  const all = await room.enter(() => promptLogprobs({ ids, top, runner, signal, requestId }), signal);
+  room.leave();
+  const offsets = tokenOffsets(ids, tokenizer);
+  const reports = all.map((logprobs, i): TokenReport => ({ id: ids[i]!, logprobs, offset: offsets[i]! }));
   return { offset: lengthOf(text), piece: { index, text, reports, finish: null } };
 }
 

@@ -2,6 +2,10 @@ import { UserError } from "../../base/errors.ts";
 import { RemoteError } from "../../protocol/error-reply.ts";
 import { unlessAborted } from "../abort.ts";
 
+/** Nodes further on hear of a text's end a moment after this one. */
+const NEWS_MS = 1_000;
+const RETRY_MS = 50;
+
 /**
  * Where texts wait for room in the chain. Sessions are refused where there is none; a text of this door waits instead, in the
  * order in which they came, as long as others of this door run: each of those gives its room back. Where none runs, somebody
@@ -11,15 +15,11 @@ export class WaitingRoom {
   readonly #most: number;
   readonly #waiting: (() => void)[] = [];
   #running = 0;
+  #lastLeft = -Infinity;
 
   /** `most`: texts that may wait at one time. */
   constructor(most: number) {
     this.#most = most;
-  }
-
-  /** Texts that run, and texts that wait. */
-  get counts(): { readonly running: number; readonly waiting: number } {
-    return { running: this.#running, waiting: this.#waiting.length };
   }
 
   /**
@@ -36,16 +36,20 @@ export class WaitingRoom {
         return result;
       } catch (error) {
         this.#running--;
-        const mayWait = isNoRoom(error) && this.#running > 0;
-        if (!mayWait) this.#wake();
-        if (!mayWait) throw error;
+        const isJustFree = performance.now() - this.#lastLeft < NEWS_MS;
+        if (!isNoRoom(error) || (this.#running === 0 && !isJustFree)) {
+          this.#wake();
+          throw error;
+        }
       }
-      await this.#turn("next", signal);
+      if (this.#running > 0) await this.#turn("next", signal);
+      else await unlessAborted(Bun.sleep(RETRY_MS), signal);
     }
   }
 
   leave(): void {
     this.#running--;
+    this.#lastLeft = performance.now();
     this.#wake();
   }
 
