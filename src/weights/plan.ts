@@ -191,7 +191,8 @@ function planBuffers(
   const planned = new Map<string, PlannedBuffer>();
   const plan = (label: string, rows: number, columns: number, type: TemporarySpec["type"], paged = false) => {
     const earlier = planned.get(label);
-    if (!earlier) planned.set(label, { label, rows, columns, type, paged, deviceBytes: tensorBytes(rows, columns, type) });
+    if (!earlier)
+      planned.set(label, { label, rows, columns, type, paged, deviceBytes: tensorBytes(rows, columns, type) });
     else if (earlier.rows !== rows || earlier.columns !== columns || earlier.type !== type) {
       throw new Error(`two modules want different temporaries called ${label}`);
     }

@@ -229,6 +229,65 @@ describeOnDevices("a session", ({ open, name }) => {
     small.destroy();
   }, 60_000);
 
+  test("gives 16 clients who come, go on, go back, leave and break off at random what each of them alone would get", async () => {
+    const stage = await openFixture(device, TINY, { maxContext: 96, maxSessions: 10, passTokens: 20 });
+    const random = seededRandom(17);
+    const below = (limit: number) => Math.floor(random() * limit);
+    const seen = new Set<string>();
+    const client = async () => {
+      let session: Session | undefined;
+      let ids: number[] = [];
+      for (let round = 0; round < (name === "lavapipe" ? 12 : 4); round++) {
+        if (!session) {
+          const start = PROMPT.slice(0, 33 + below(30));
+          const { tokens, prefix } = random() < 0.5 ? stage.longestPrefix(start) : { tokens: 0 };
+          const maxLength = 64 + below(32);
+          session = await stage.open({ maxLength, prefix, stay: "lasting" }).catch(() => undefined);
+          if (!session) {
+            seen.add("no room, or the beginning is gone");
+            continue;
+          }
+          ids = [...start.slice(0, tokens)];
+        }
+        const at = ids.length > 0 && random() < 0.4 ? below(ids.length + 1) : ids.length;
+        const next = Array.from({ length: Math.min(1 + below(24), session.maxLength - at) }, () => below(250));
+        if (next.length === 0 || random() < 0.1) {
+          session.close();
+          session = undefined;
+          seen.add("left");
+          continue;
+        }
+        const leave = random() < 0.15 ? AbortSignal.timeout(below(30)) : undefined;
+        const input = { kind: "ids", ids: Int32Array.from(next) } as const;
+        const output = await session
+          .run({ input, positionStart: at, want: "token", signal: leave })
+          .catch((error: Error) => error);
+        if (output instanceof Error) {
+          seen.add(session.isClosed ? "broken off, and gone" : "broken off");
+          expect(output.name).toBe("TimeoutError");
+          if (session.isClosed) session = undefined;
+          else expect(session.length).toBe(ids.length);
+          continue;
+        }
+        seen.add(at < ids.length ? "went back" : "went on");
+        ids = [...ids.slice(0, at), ...next];
+        expect(session.length).toBe(ids.length);
+        expect(output).toEqual({ kind: "token", id: expect.any(Number) });
+        heard.push({ ids, output });
+      }
+      session?.close();
+    };
+    const heard: { ids: number[]; output: StepOutput }[] = [];
+    await Promise.all(Array.from({ length: 16 }, client));
+    expect(stage.cacheUse).toMatchObject({ sessions: 0, reservedPages: 0 });
+    for (const { ids, output } of heard) {
+      const alone = await stage.forward(idsInput(ids), "token");
+      expect(output).toEqual({ kind: "token", id: alone.kind === "token" ? alone.ids[0]! : -1 });
+    }
+    expect(seen.size).toBeGreaterThanOrEqual(name === "lavapipe" ? 5 : 4);
+    stage.destroy();
+  }, 240_000);
+
   test("finds that the device's compiler keeps the order of addition", async () => {
     expect(await whole.warmUp()).toEqual({ keepsOrder: true });
     const middle = await openFixture(device, TINY, { start: 1, end: 2, maxContext: 3 });

@@ -1,7 +1,7 @@
-import { copyFileSync, ftruncateSync, mkdirSync, openSync, closeSync, writeFileSync, writeSync } from "node:fs";
+import { copyFileSync, mkdirSync } from "node:fs";
 import { join } from "node:path";
+import { type SizedTensor, writeEmptyCheckpoint } from "./empty-checkpoint.ts";
 import { TINY } from "./oracle.ts";
-import { fileWithHeader } from "./safetensors.ts";
 
 export interface Gpt2Shape {
   readonly layers: number;
@@ -32,33 +32,18 @@ export function writeEmptyGpt2(folder: string, shape: Gpt2Shape): string {
     n_head: heads,
   };
   writeFileSync(join(folder, "config.json"), JSON.stringify(config));
-
-  let at = 0;
-  const entries = tensorsOf(shape).map(([name, ...sizes]) => {
-    const begin = at;
-    at += 2 * sizes.reduce((product, size) => product * size);
-    return [name, { dtype: "BF16", shape: sizes, data_offsets: [begin, at] }];
-  });
-  const start = fileWithHeader(JSON.stringify(Object.fromEntries(entries)));
-  const file = openSync(join(folder, "model.safetensors"), "w");
-  writeSync(file, start);
-  ftruncateSync(file, start.length + at);
-  closeSync(file);
-  return folder;
 }
 
-type Sized = [name: string, ...shape: number[]];
-
-function tensorsOf({ layers, hidden, vocab, positions }: Gpt2Shape): Sized[] {
-  const conv1d = (name: string, rows: number, columns: number): Sized[] => [
+function tensorsOf({ layers, hidden, vocab, positions }: Gpt2Shape): SizedTensor[] {
+  const conv1d = (name: string, rows: number, columns: number): SizedTensor[] => [
     [`${name}.weight`, rows, columns],
     [`${name}.bias`, columns],
   ];
-  const norm = (name: string): Sized[] => [
+  const norm = (name: string): SizedTensor[] => [
     [`${name}.weight`, hidden],
     [`${name}.bias`, hidden],
   ];
-  const layer = (h: string): Sized[] => [
+  const layer = (h: string): SizedTensor[] => [
     ...norm(`${h}.ln_1`),
     ...conv1d(`${h}.attn.c_attn`, hidden, 3 * hidden),
     ...conv1d(`${h}.attn.c_proj`, hidden, hidden),

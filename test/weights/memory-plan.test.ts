@@ -6,6 +6,7 @@ import { openCheckpoint } from "../../src/safetensors/checkpoint.ts";
 import { type MemoryCategory, memoryPlan } from "../../src/weights/memory-plan.ts";
 import { planLoad } from "../../src/weights/plan.ts";
 import { GPT2_124M, GPT2_XL, type Gpt2Shape, writeEmptyGpt2 } from "../support/empty-gpt2.ts";
+import { writeEmptyLlama70B } from "../support/empty-llama.ts";
 import { temporaryFolder } from "../support/safetensors.ts";
 
 // The sums are written out as on paper, from the shapes in the models' descriptions, and share no code with the planner:
@@ -34,6 +35,8 @@ const gpt2 = (shape: Gpt2Shape) => (directory: string) => writeEmptyGpt2(directo
 const MATRICES_124M = 768 * 2304 + 768 * 768 + 768 * 3072 + 3072 * 768; // 7,077,888
 const VECTORS_124M = 2304 + 768 + 3072 + 768 + 4 * 768; // 9,984
 const MATRICES_XL = 1600 * 4800 + 1600 * 1600 + 1600 * 6400 + 6400 * 1600; // 30,720,000
+/** Numbers of a layer of Llama 3 70B: q and o, k and v of 8 heads of 128, gate, up and down. */
+const MATRICES_70B = 2 * 8192 * 8192 + 2 * 1024 * 8192 + 3 * 8192 * 28672; // 855,638,016
 const VECTORS_XL = 4800 + 1600 + 6400 + 1600 + 4 * 1600; // 20,800
 /** 64 rows of the head, which is how many of 50,257 float32 logits stay below 16 MiB: 201,028 bytes each. */
 const LOGIT_ROWS = 64;
@@ -125,6 +128,35 @@ const MODELS: readonly Model[] = [
         rows: {
           "layers 10-20, nf4": 10 * (MATRICES_XL / 2 + (MATRICES_XL / 64) * 4),
           "layers 10-20, vectors in float32": 10 * 4 * VECTORS_XL,
+        },
+      },
+    ],
+  },
+  {
+    name: "Llama 3 70B",
+    write: writeEmptyLlama70B,
+    sums: [
+      {
+        name: "whole, in bfloat16, with one sequence",
+        options: { layers: [0, 80], maxContext: 8192, maxSessions: 1 },
+        categories: {
+          weights: 2 * 2 * 128256 * 8192 + 80 * (2 * MATRICES_70B + 4 * 2 * 8192) + 4 * 8192, // 141.1 GB
+          "kv cache": 80 * 8192 * 2 * 1024 * 2, // 2.5 GiB
+        },
+        rows: {
+          "embeddings, bfloat16": 2_101_346_304,
+          "head, bfloat16": 2_101_346_304,
+          "layers 0-80, bfloat16": 136_902_082_560,
+        },
+      },
+      {
+        name: "the first quarter, in nf4, with four sequences",
+        options: { layers: [0, 20], maxContext: 4096, maxSessions: 4, encoding: "nf4" },
+        categories: { "kv cache": 20 * 4 * 4096 * 2 * 1024 * 2 },
+        rows: {
+          "layers 0-20, nf4": 20 * (MATRICES_70B / 2 + (MATRICES_70B / 64) * 4), // 9.6 GB
+          "layers 0-20, vectors in float32": 20 * 4 * 2 * 8192,
+          "the largest matrix in bfloat16, while it is quantized": 2 * 8192 * 28672,
         },
       },
     ],
