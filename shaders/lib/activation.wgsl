@@ -24,12 +24,6 @@ fn bounded(value: f32) -> f32 {
   return clamp(value, -128.0, 128.0);
 }
 
-// Never exp of a large positive number, which would overflow.
-fn sigmoid(value: f32) -> f32 {
-  let e = exp(-abs(value));
-  return select(e, 1.0, value >= 0.0) / (1.0 + e);
-}
-
 // x/2 (1 + erf(x/√2)). WGSL has no erf.
 fn gelu_erf(value: f32) -> f32 {
   return 0.5 * value * erfc_negative(bounded(value));

@@ -1,6 +1,6 @@
 import { messageOf, UserError } from "../base/errors.ts";
 import type { Logger } from "../base/log.ts";
-import type { CacheUse, OpenSession, Session, Stage, StageInfo, Step, StepOutput } from "./types.ts";
+import type { CacheUse, OpenSession, Session, Stage, StageInfo, StageWork, Step, StepOutput } from "./types.ts";
 
 /** A stage, and the device that it is on. */
 export interface OpenedStage {
@@ -62,6 +62,10 @@ export class RecoveringStage implements Stage {
 
   get allocatedBytes(): number {
     return this.#outage ? 0 : this.#life.stage.allocatedBytes;
+  }
+
+  get work(): StageWork | undefined {
+    return this.#life.stage.work;
   }
 
   get cacheUse(): CacheUse {

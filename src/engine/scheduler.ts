@@ -1,5 +1,5 @@
 import { Pace } from "./pace.ts";
-import type { Step, StepOutput, Want } from "./types.ts";
+import type { StageWork, Step, StepOutput, Want } from "./types.ts";
 
 /** A step on its way through passes. */
 export interface Job {
@@ -57,6 +57,7 @@ export class Scheduler {
   #entries: Entry[] = [];
   #isWorking = false;
   #passSince: number | undefined;
+  #work = { passes: 0, ms: 0 };
 
   constructor(options: SchedulerOptions) {
     this.#options = options;
@@ -67,6 +68,11 @@ export class Scheduler {
   /** Steps that run or wait. */
   get waiting(): number {
     return this.#entries.length;
+  }
+
+  /** Passes that are over. */
+  get work(): StageWork {
+    return this.#work;
   }
 
   /** How long the pass that runs has been running; 0 where none does. */
@@ -93,11 +99,11 @@ export class Scheduler {
       };
       signal?.addEventListener("abort", abort);
       this.#entries.push(entry);
-      if (!this.#isWorking) void this.#work();
+      if (!this.#isWorking) void this.#runPasses();
     });
   }
 
-  async #work(): Promise<void> {
+  async #runPasses(): Promise<void> {
     this.#isWorking = true;
     // Whoever was answered by the last pass gets the turn to come with the next step, so that it shares the next pass.
     for (await turn(); this.#entries.length > 0; await turn()) await this.#pass();
@@ -112,7 +118,9 @@ export class Scheduler {
     const [result] = await Promise.allSettled([this.#options.run(chosen.map(({ slice }) => slice))]);
     const singles = chosen.filter(({ entry }) => isSingle(entry)).length;
     const promptTokens = chosen.reduce((total, { slice }) => total + slice.tokens, 0) - singles;
-    if (result.status === "fulfilled") this.#pace.observe(singles, promptTokens, this.#now() - this.#passSince);
+    const ms = this.#now() - this.#passSince;
+    this.#work = { passes: this.#work.passes + 1, ms: this.#work.ms + ms };
+    if (result.status === "fulfilled") this.#pace.observe(singles, promptTokens, ms);
     this.#passSince = undefined;
 
     for (const [index, { entry, slice }] of chosen.entries()) {

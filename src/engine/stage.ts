@@ -24,6 +24,7 @@ import type {
   StageInfo,
   StageInput,
   StageOutput,
+  StageWork,
   Step,
   StepOutput,
   Want,
@@ -85,6 +86,10 @@ export class GpuStage implements Stage {
 
   get waiting(): number {
     return this.#scheduler.waiting;
+  }
+
+  get work(): StageWork {
+    return this.#scheduler.work;
   }
 
   get passMs(): number {

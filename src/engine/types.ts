@@ -129,12 +129,21 @@ export interface CacheUse {
   readonly prefixTokens: number;
 }
 
+/** Passes through the layers since the stage was opened. */
+export interface StageWork {
+  readonly passes: number;
+  /** Milliseconds in them: from what goes onto the device to what comes back. */
+  readonly ms: number;
+}
+
 /** A span of layers on a device. Steps that wait at the same time run in one pass. */
 export interface Stage {
   readonly info: StageInfo;
   readonly cacheUse: CacheUse;
   /** Steps that run or wait. */
   readonly waiting: number;
+  /** What it has done so far. */
+  readonly work?: StageWork;
   /** Why it takes nothing now: its device is lost and is being opened anew. */
   readonly outage?: UserError;
   /**

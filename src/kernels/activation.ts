@@ -1,6 +1,7 @@
 import source from "../../shaders/activation.wgsl" with { type: "text" };
 import gatedSource from "../../shaders/gated_activation.wgsl" with { type: "text" };
 import functions from "../../shaders/lib/activation.wgsl" with { type: "text" };
+import sigmoid from "../../shaders/lib/sigmoid.wgsl" with { type: "text" };
 import { defineKernel } from "../gpu/kernel.ts";
 import { overRows } from "./elementwise.ts";
 
@@ -10,7 +11,7 @@ export type Activation = keyof typeof ACTIVATIONS;
 
 export const activation = defineKernel({
   name: "activation",
-  source: [functions, source],
+  source: [sigmoid, functions, source],
   bindings: { x: "read_write" },
   constants: ["STRIDE", "ACTIVATION", "WORKGROUP"],
   params: {},
@@ -19,7 +20,7 @@ export const activation = defineKernel({
 
 export const gatedActivation = defineKernel({
   name: "gated_activation",
-  source: [functions, gatedSource],
+  source: [sigmoid, functions, gatedSource],
   bindings: { x: "read", y: "read_write" },
   constants: ["COLUMNS", "STRIDE", "STRIDE_OUT", "ACTIVATION", "WORKGROUP"],
   params: {},

@@ -1,5 +1,7 @@
 import { messageOf, UserError } from "../base/errors.ts";
 import { readBody } from "../protocol/body.ts";
+import type { ChainNode } from "../protocol/chain.ts";
+import { parseChain } from "../protocol/chain-reply.ts";
 import { CONTAINER_TYPE } from "../protocol/container.ts";
 import { parseErrorReply, RemoteError } from "../protocol/error-reply.ts";
 import { encodeFrame, type FrameRow } from "../protocol/frame.ts";
@@ -87,6 +89,19 @@ export class NextNode {
       const refusal = this.#refusal(reply, text);
       if (refusal instanceof UserError) throw refusal;
       return refusal;
+    });
+  }
+
+  /**
+   * What it and the nodes after it are and do now, or as far as they answer in time: the rest is told as silent. Throws as
+   * `info` does.
+   */
+  async chain(withinMs: number): Promise<ChainNode[]> {
+    return this.#within(withinMs, undefined, async (signal) => {
+      const reply = await this.#request("chain", { signal, headers: { [HEADERS.deadlineMs]: String(withinMs) } });
+      const text = new TextDecoder().decode(await this.#body(reply, REPLY_OVERHEAD_BYTES));
+      if (!reply.ok) throw this.#refusal(reply, text);
+      return this.#sense(() => parseChain(text, this.own.end));
     });
   }
 

@@ -20,3 +20,22 @@ export interface MatrixPart {
   /** What an encoding has besides: absmax of each block (NF4), SCB of each row (INT8). */
   readonly scales?: Tensor;
 }
+
+/**
+ * The matrices of a layer's experts, all of one shape, in one tensor after another: whole experts, or, where one exceeds
+ * what a kernel can bind, some rows of one.
+ */
+export interface ExpertStack {
+  readonly encoding: Encoding;
+  readonly parts: readonly ExpertPart[];
+}
+
+export interface ExpertPart {
+  readonly firstExpert: number;
+  readonly experts: number;
+  /** Rows of each expert in this part, and the first of them. */
+  readonly firstRow: number;
+  readonly rows: number;
+  readonly tensor: Tensor;
+  readonly scales?: Tensor;
+}

@@ -1,7 +1,7 @@
 import type { Device } from "../gpu/device.ts";
 import type { PipelineCache } from "../gpu/kernel.ts";
 import type { ElementType, Tensor } from "../gpu/tensor.ts";
-import type { Matrix } from "./matrix.ts";
+import type { ExpertStack, Matrix } from "./matrix.ts";
 
 /**
  * A module before there is a device: what it needs, as plain data. The load plan adds these up, and `build` turns the
@@ -27,6 +27,20 @@ export interface WeightSpec {
   readonly quantizable: boolean;
   /** A pass reads one row of it per token, not the whole: an embedding. */
   readonly gathered: boolean;
+  /** Where the matrix is one expert's: the stack that it lies in on the device, with those of the layer's other experts. */
+  readonly stack?: StackPlace;
+  /** Where a matrix has to be split, it is split at multiples of so many rows. Default: 1. */
+  readonly rowsTogether?: number;
+  /** A vector that is float32 in the file and stays so. */
+  readonly keepsF32?: boolean;
+}
+
+export interface StackPlace {
+  readonly name: string;
+  readonly expert: number;
+  readonly experts: number;
+  /** Experts that a token takes. */
+  readonly chosen: number;
 }
 
 /** A place for activations, shared by all modules that name it. */
@@ -51,6 +65,8 @@ export interface BuildContext {
 /** The weights of a plan, on the device. */
 export interface WeightSource {
   matrix(spec: WeightSpec): Matrix;
+  /** By the name that its experts' specs give. */
+  experts(stack: string): ExpertStack;
   vector(spec: WeightSpec): Tensor;
 }
 
@@ -58,10 +74,15 @@ export const matrixSpec = (
   names: readonly string[],
   rows: number,
   columns: number,
-  { storedTransposed = false, quantizable = false, gathered = false } = {},
-): WeightSpec => ({ names, kind: "matrix", rows, columns, storedTransposed, quantizable, gathered });
+  {
+    storedTransposed = false,
+    quantizable = false,
+    gathered = false,
+    ...rest
+  }: Partial<Pick<WeightSpec, "storedTransposed" | "quantizable" | "gathered" | "stack" | "rowsTogether">> = {},
+): WeightSpec => ({ names, kind: "matrix", rows, columns, storedTransposed, quantizable, gathered, ...rest });
 
-export const vectorSpec = (name: string, columns: number): WeightSpec => ({
+export const vectorSpec = (name: string, columns: number, { keepsF32 = false } = {}): WeightSpec => ({
   names: [name],
   kind: "vector",
   rows: 1,
@@ -69,6 +90,7 @@ export const vectorSpec = (name: string, columns: number): WeightSpec => ({
   storedTransposed: false,
   quantizable: false,
   gathered: false,
+  keepsF32,
 });
 
 export const temporary = (

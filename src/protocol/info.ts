@@ -30,6 +30,9 @@ export interface NodeInfo {
   readonly weight_bytes_per_token?: number;
   readonly memory: MemoryInfo;
   readonly cache?: CacheInfo;
+  readonly work?: WorkInfo;
+  /** A head's. */
+  readonly texts?: TextsInfo;
   readonly next: string | null;
 }
 
@@ -42,6 +45,20 @@ export interface CacheInfo {
   readonly sessions: number;
   readonly prefix_hits: number;
   readonly prefix_tokens: number;
+}
+
+/** Passes through the node's layers since it opened its device, and the milliseconds in them. */
+export interface WorkInfo {
+  readonly passes: number;
+  readonly pass_ms: number;
+}
+
+/** What the model is for texts. */
+export interface TextsInfo {
+  /** It has a chat template. */
+  readonly chat: boolean;
+  /** Its generation_config.json asks for tokens that are drawn. */
+  readonly do_sample: boolean;
 }
 
 /** Bytes of device memory: what the plan says, what is taken, what is free (null where nobody can tell). */

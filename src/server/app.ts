@@ -173,7 +173,7 @@ function factsOf({ info }: Stage, { modelDigest }: Identity, { maxRows }: Limits
   return { span, hiddenSize, vocabSize, maxContext, maxRows, model: modelDigest, encode };
 }
 
-function infoOf({ stage, tokenizer, identity, next, memory }: AppOptions, limits: Limits): NodeInfo {
+function infoOf({ stage, tokenizer, textModel, identity, next, memory }: AppOptions, limits: Limits): NodeInfo {
   const { span, hiddenSize, vocabSize, maxContext } = stage.info;
   return {
     v: PROTOCOL_VERSION,
@@ -197,6 +197,11 @@ function infoOf({ stage, tokenizer, identity, next, memory }: AppOptions, limits
     weight_bytes_per_token: identity.weightBytesPerToken,
     memory: memory(),
     cache: cacheInfo(stage),
+    work: stage.work && { passes: stage.work.passes, pass_ms: stage.work.ms },
+    texts: textModel && {
+      chat: textModel.chatTemplate !== undefined,
+      do_sample: textModel.defaults?.doSample ?? false,
+    },
     next: next?.next.url ?? null,
   };
 }

@@ -5,6 +5,8 @@ export interface Allowed {
   readonly hosts: readonly string[];
   /** Origins of web pages that may call it, as a browser writes them: `https://example.org`. */
   readonly origins: readonly string[];
+  /** Whether the node has a page itself, which may call the host that it came from. */
+  readonly ownPage: boolean;
 }
 
 /**
@@ -25,6 +27,7 @@ export function guard(headers: Headers, allowed: Allowed): void {
   }
   const origin = headers.get("Origin");
   if (origin === null || allowed.origins.includes(origin)) return;
+  if (allowed.ownPage && isOwnPage(origin, host, headers.get("Sec-Fetch-Site"))) return;
   throw new UserError(
     "forbidden_origin",
     `a web page of ${origin} made this call, and this node takes calls from no page${listed(allowed.origins, " but those of ")}`,
@@ -38,6 +41,15 @@ function hostName(host: string): string | undefined {
   if (/^[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*$/.test(text)) return text;
   const match = /^(?:\[([0-9a-f:.]+)\]|([^:[\]/@\s]+?)\.?)(?::\d{1,5})?$/.exec(text);
   return match?.[1] ?? match?.[2];
+}
+
+/**
+ * Whether the page came from the very host and port that it calls, of which `guard` knows that it is this node. Behind a
+ * proxy that has the encryption, `http` and `https` are two origins of one host: there browsers tell in `Sec-Fetch-Site`.
+ */
+function isOwnPage(origin: string, host: string, site: string | null): boolean {
+  const isSameHost = [`http://${host}`, `https://${host}`].some((own) => URL.parse(own)?.origin === origin);
+  return isSameHost && (site === null || site === "same-origin");
 }
 
 export const isLoopback = (name: string): boolean =>

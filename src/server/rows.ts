@@ -10,6 +10,7 @@ import type { RowResult } from "../protocol/reply.ts";
 import type { Sampling, Want } from "../protocol/rows.ts";
 import { unlessAborted } from "./abort.ts";
 import { isOfSession, SessionTable } from "./sessions.ts";
+import { TokenMeter } from "./token-meter.ts";
 
 /** One row to run through this node and those after it. */
 export interface RowCall {
@@ -73,6 +74,7 @@ export class RowRunner {
   readonly #options: RowRunnerOptions;
   readonly #sessions: SessionTable<RowReply>;
   readonly #frames: FrameBatcher | undefined;
+  readonly #meter = new TokenMeter();
   /** Sessions whose end is on its way along the chain: one of the same name begins after that. */
   readonly #leaving = new Map<string, Promise<unknown>>();
   #inStage = 0;
@@ -97,6 +99,11 @@ export class RowRunner {
   /** Sessions that are open on this node. */
   get sessions(): number {
     return this.#sessions.size;
+  }
+
+  /** Tokens of rows that went through this node's layers, over the last few seconds. */
+  get tokensPerSecond(): number {
+    return this.#meter.perSecond;
   }
 
   /** For how long rows have been in the stage without one that came out; 0 where none is. */
@@ -214,6 +221,7 @@ export class RowRunner {
   async #runAlone(row: RowCall, passesOn: boolean): Promise<RowReply> {
     // Work that is on the device ends by itself; its caller does not wait for that.
     const { output, timing } = await unlessAborted(this.#passing(row), row.signal);
+    this.#meter.count(tokensOf(row, this.stage));
     return this.#rest(row, output, timing, passesOn, row.signal);
   }
 
@@ -251,6 +259,7 @@ export class RowRunner {
       local: async (session: Session, signal) => {
         const began = performance.now();
         const output = await this.#inside(() => session.run(stepOf(row, signal)));
+        this.#meter.count(tokensOf(row, this.stage));
         return { output, timing: { queue: began - asked, stage: performance.now() - began } };
       },
       rest: ({ output, timing }, signal) => {

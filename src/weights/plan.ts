@@ -5,7 +5,8 @@ import { tensorBytes } from "../gpu/tensor.ts";
 import { type Family, logitRowsFor, type ModelConfig, type StageOptions } from "../models/index.ts";
 import { type Encoding, PAGE_TOKENS, type TemporarySpec, type WeightSpec } from "../nn/index.ts";
 import type { Checkpoint, CheckpointTensor } from "../safetensors/checkpoint.ts";
-import { codeWords, scaleCount } from "./quantize.ts";
+import { findBlockScales, isBlockScales, scalesName } from "./fp8.ts";
+import { codeWords, NF4_BLOCK, scaleCount } from "./quantize.ts";
 import { companionsOf, findStored, isStoredCodeBook, storedNames, type StoredWeight } from "./stored.ts";
 
 /** One parameter: where it comes from, and what it takes. The loader walks these very objects. */
@@ -16,6 +17,8 @@ export interface PlannedWeight {
   readonly encoding: Encoding;
   /** Where the checkpoint has it quantized already: its codes are taken as they are. */
   readonly stored?: StoredWeight;
+  /** Where it is FP8: the factors of its blocks. */
+  readonly blockScales?: CheckpointTensor;
   readonly deviceBytes: number;
 }
 
@@ -101,12 +104,17 @@ export function planLoad(family: Family, config: ModelConfig, options: StageOpti
   const weights = [...bySource].map(([source, specs]): PlannedWeight => {
     const [spec] = specs as [WeightSpec, ...WeightSpec[]];
     const stored = findStored(spec, source, checkpoint);
-    if (!stored) for (const each of specs) checkTensor(each, source);
-    // A tied matrix is also the embedding, which stays as it is.
-    const encoding = stored?.encoding ?? (specs.every(({ quantizable }) => quantizable) ? options.encoding : "bf16");
-    return { source, specs, encoding, stored, deviceBytes: weightBytes(spec, encoding) };
+    const blockScales = findBlockScales(spec, source, checkpoint);
+    if (!stored) for (const each of specs) checkTensor(each, source, blockScales !== undefined);
+    const encoding = stored?.encoding ?? encodingOf(specs, options.encoding);
+    return { source, specs, encoding, stored, blockScales, deviceBytes: weightBytes(spec, encoding) };
   });
-  const sources = weights.flatMap(({ source, stored }) => [source, ...(stored ? companionsOf(stored) : [])]);
+  checkStacks(weights);
+  const sources = weights.flatMap(({ source, stored, blockScales }) => [
+    source,
+    ...(stored ? companionsOf(stored) : []),
+    ...(blockScales ? [blockScales] : []),
+  ]);
   const buffers = planBuffers(
     modules.flatMap((module) => module.temporaries),
     config,
@@ -131,12 +139,59 @@ export function planLoad(family: Family, config: ModelConfig, options: StageOpti
   };
 }
 
-/** Bytes of weights that the pass of one token reads: all, but for tables of which it takes a row. */
+/** Bytes of weights that the pass of one token reads: all, but for tables of which it takes a row, and experts of which it takes some. */
 export const weightBytesPerToken = ({ weights }: LoadPlan): number =>
-  sum(weights.filter(({ specs }) => !specs.every(({ gathered }) => gathered)).map(({ deviceBytes }) => deviceBytes));
+  sum(
+    weights
+      .filter(({ specs }) => !specs.every(({ gathered }) => gathered))
+      .map(({ deviceBytes, specs: [spec] }) =>
+        spec?.stack ? (deviceBytes * spec.stack.chosen) / spec.stack.experts : deviceBytes,
+      ),
+  );
 
-function weightBytes({ kind, rows, columns }: WeightSpec, encoding: Encoding): number {
+/** A tied matrix is also the embedding, which stays as it is; experts lie one behind the other, so their blocks have to be whole. */
+function encodingOf(specs: readonly WeightSpec[], wanted: Encoding): Encoding {
+  if (!specs.every(({ quantizable }) => quantizable)) return "bf16";
+  const fits = specs.every((spec) => !spec.stack || areBlocksWhole(spec, wanted));
+  return fits ? wanted : "bf16";
+}
+
+const areBlocksWhole = ({ rows, columns }: WeightSpec, encoding: Encoding): boolean =>
+  encoding === "bf16" || encoding === "int8" || (rows * columns) % NF4_BLOCK === 0;
+
+/** The experts of a layer lie in one tensor. */
+function checkStacks(weights: readonly PlannedWeight[]): void {
+  const first = new Map<string, PlannedWeight>();
+  for (const weight of weights) {
+    const [spec] = weight.specs;
+    if (!spec?.stack) continue;
+    const other = first.get(spec.stack.name) ?? weight;
+    first.set(spec.stack.name, other);
+    const problem =
+      weight.encoding !== other.encoding
+        ? `is ${weight.encoding}, and ${other.source.name} is ${other.encoding}`
+        : areBlocksWhole(spec, weight.encoding)
+          ? undefined
+          : `has ${spec.rows * spec.columns} values in blocks of ${NF4_BLOCK}`;
+    if (problem === undefined) continue;
+    throw new UserError(
+      "unsupported_model",
+      `${weight.source.file.name}: tensor ${weight.source.name} ${problem}; meshnet keeps the experts of a layer together`,
+      "use the checkpoint that this one was made of",
+    );
+  }
+}
+
+/** Of an expert its share of the stack: what that is longer by with it. */
+function weightBytes(spec: WeightSpec, encoding: Encoding): number {
+  const { kind, rows, columns, stack } = spec;
   if (kind === "vector") return tensorBytes(1, columns, "f32");
+  if (!stack) return matrixBytes(rows, columns, encoding);
+  const upTo = (experts: number) => matrixBytes(rows * experts, columns, encoding);
+  return upTo(stack.expert + 1) - upTo(stack.expert);
+}
+
+function matrixBytes(rows: number, columns: number, encoding: Encoding): number {
   if (encoding === "bf16") return tensorBytes(rows, columns, "bf16");
   const words = codeWords(columns, encoding);
   return tensorBytes(rows, words, "u32") + tensorBytes(1, scaleCount(rows, columns, encoding), "f32");
@@ -161,8 +216,12 @@ function findTensor(
   );
 }
 
-function checkTensor(spec: WeightSpec, { name, file, shape, dtype }: CheckpointTensor): void {
-  if (dtype !== "F32" && dtype !== "F16" && dtype !== "BF16") {
+function checkTensor(
+  spec: WeightSpec,
+  { name, file, shape, dtype }: CheckpointTensor,
+  hasBlockScales: boolean,
+): void {
+  if (dtype !== "F32" && dtype !== "F16" && dtype !== "BF16" && !hasBlockScales) {
     throw new UserError(
       "unsupported_model",
       `${file.name}: tensor ${name} is ${dtype}, and meshnet reads F32, F16, BF16 and what bitsandbytes makes of them`,

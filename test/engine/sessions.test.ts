@@ -247,7 +247,7 @@ describeOnDevices("a session", ({ open, name }) => {
             seen.add("no room, or the beginning is gone");
             continue;
           }
-          ids = [...start.slice(0, tokens)];
+          ids = Array.from(start.slice(0, tokens));
         }
         const at = ids.length > 0 && random() < 0.4 ? below(ids.length + 1) : ids.length;
         const next = Array.from({ length: Math.min(1 + below(24), session.maxLength - at) }, () => below(250));

@@ -237,7 +237,7 @@ test("--dry-run says what would be loaded, and loads nothing", async () => {
   const { code, stdout, stderr } = await run(node("--shard-start", "2", "--dry-run"));
   expect({ code, stderr }).toEqual({ code: 0, stderr: "" });
   expect(stdout).toMatch(/layers\s+2-4/);
-  expect(stdout).toMatch(/weights\s+\d/);
+  expect(stdout).toMatch(/weights\s+layers 2-4, bfloat16\s+432\.0 KiB/); // 2 · (12 · 96² numbers) · 2 bytes
 });
 
 test("flags come from the environment, and the command line wins over it", async () => {

@@ -1,6 +1,6 @@
 import { copyFileSync, mkdirSync } from "node:fs";
 import { join } from "node:path";
-import { type SizedTensor, writeEmptyCheckpoint } from "./empty-checkpoint.ts";
+import { type Sized, writeEmptyCheckpoint } from "./empty-checkpoint.ts";
 import { TINY } from "./oracle.ts";
 
 export interface Gpt2Shape {
@@ -31,19 +31,19 @@ export function writeEmptyGpt2(folder: string, shape: Gpt2Shape): string {
     n_layer: layers,
     n_head: heads,
   };
-  writeFileSync(join(folder, "config.json"), JSON.stringify(config));
+  return writeEmptyCheckpoint(folder, config, tensorsOf(shape));
 }
 
-function tensorsOf({ layers, hidden, vocab, positions }: Gpt2Shape): SizedTensor[] {
-  const conv1d = (name: string, rows: number, columns: number): SizedTensor[] => [
+function tensorsOf({ layers, hidden, vocab, positions }: Gpt2Shape): Sized[] {
+  const conv1d = (name: string, rows: number, columns: number): Sized[] => [
     [`${name}.weight`, rows, columns],
     [`${name}.bias`, columns],
   ];
-  const norm = (name: string): SizedTensor[] => [
+  const norm = (name: string): Sized[] => [
     [`${name}.weight`, hidden],
     [`${name}.bias`, hidden],
   ];
-  const layer = (h: string): SizedTensor[] => [
+  const layer = (h: string): Sized[] => [
     ...norm(`${h}.ln_1`),
     ...conv1d(`${h}.attn.c_attn`, hidden, 3 * hidden),
     ...conv1d(`${h}.attn.c_proj`, hidden, hidden),

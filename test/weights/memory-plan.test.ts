@@ -5,8 +5,8 @@ import { readModel, type StageOptions } from "../../src/models/index.ts";
 import { openCheckpoint } from "../../src/safetensors/checkpoint.ts";
 import { type MemoryCategory, memoryPlan } from "../../src/weights/memory-plan.ts";
 import { planLoad } from "../../src/weights/plan.ts";
+import { decoderTensors, writeEmptyCheckpoint } from "../support/empty-checkpoint.ts";
 import { GPT2_124M, GPT2_XL, type Gpt2Shape, writeEmptyGpt2 } from "../support/empty-gpt2.ts";
-import { writeEmptyLlama70B } from "../support/empty-llama.ts";
 import { temporaryFolder } from "../support/safetensors.ts";
 
 // The sums are written out as on paper, from the shapes in the models' descriptions, and share no code with the planner:
@@ -30,6 +30,24 @@ interface Model {
 }
 
 const gpt2 = (shape: Gpt2Shape) => (directory: string) => writeEmptyGpt2(directory, shape);
+
+/** meta-llama/Meta-Llama-3-70B, by its config.json. */
+const writeLlama70B = (directory: string): string => {
+  const config = {
+    model_type: "llama",
+    hidden_size: 8192,
+    intermediate_size: 28672,
+    num_hidden_layers: 80,
+    num_attention_heads: 64,
+    num_key_value_heads: 8,
+    vocab_size: 128256,
+    max_position_embeddings: 8192,
+    rms_norm_eps: 1e-5,
+    rope_theta: 500000,
+  };
+  const sizes = { hidden: 8192, inner: 28672, layers: 80, heads: 64, kvHeads: 8, headDim: 128, vocab: 128256 };
+  return writeEmptyCheckpoint(directory, config, decoderTensors(sizes));
+};
 
 /** Numbers of a layer of GPT-2: c_attn, c_proj, c_fc, c_proj; biases of these, and two norms. */
 const MATRICES_124M = 768 * 2304 + 768 * 768 + 768 * 3072 + 3072 * 768; // 7,077,888
@@ -134,7 +152,7 @@ const MODELS: readonly Model[] = [
   },
   {
     name: "Llama 3 70B",
-    write: writeEmptyLlama70B,
+    write: writeLlama70B,
     sums: [
       {
         name: "whole, in bfloat16, with one sequence",

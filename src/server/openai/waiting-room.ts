@@ -13,7 +13,9 @@ const RETRY_MS = 50;
  */
 export class WaitingRoom {
   readonly #most: number;
-  readonly #waiting: (() => void)[] = [];
+  /** In the order of their tickets. */
+  readonly #waiting: { readonly ticket: number; readonly call: () => void }[] = [];
+  #tickets = 0;
   #running = 0;
   #lastLeft = -Infinity;
 
@@ -27,7 +29,8 @@ export class WaitingRoom {
    * where too many wait, the signal's reason.
    */
   async enter<T>(begin: () => Promise<T>, signal: AbortSignal): Promise<T> {
-    if (this.#waiting.length > 0) await this.#turn("last", signal);
+    const ticket = ++this.#tickets;
+    if (this.#waiting.length > 0) await this.#turn(ticket, signal);
     for (;;) {
       this.#running++;
       try {
@@ -42,8 +45,8 @@ export class WaitingRoom {
           throw error;
         }
       }
-      if (this.#running > 0) await this.#turn("next", signal);
-      else await unlessAborted(Bun.sleep(RETRY_MS), signal);
+      if (this.#running > 0) await this.#turn(ticket, signal);
+      else await this.#pause(signal);
     }
   }
 
@@ -53,25 +56,35 @@ export class WaitingRoom {
     this.#wake();
   }
 
-  async #turn(place: "next" | "last", signal: AbortSignal): Promise<void> {
+  async #turn(ticket: number, signal: AbortSignal): Promise<void> {
     if (this.#waiting.length >= this.#most) {
       throw new UserError("no_room", `${this.#most} texts wait for room already`, "try again in a moment");
     }
     const turn = Promise.withResolvers<void>();
-    if (place === "next") this.#waiting.unshift(turn.resolve);
-    else this.#waiting.push(turn.resolve);
+    const waiter = { ticket, call: turn.resolve };
+    const later = this.#waiting.findIndex((other) => other.ticket > ticket);
+    this.#waiting.splice(later < 0 ? this.#waiting.length : later, 0, waiter);
     try {
       await unlessAborted(turn.promise, signal);
     } catch (error) {
-      const at = this.#waiting.indexOf(turn.resolve);
+      const at = this.#waiting.indexOf(waiter);
       if (at >= 0) this.#waiting.splice(at, 1);
       else this.#wake(); // it had just been called: the turn is the next one's
       throw error;
     }
   }
 
+  async #pause(signal: AbortSignal): Promise<void> {
+    try {
+      await unlessAborted(Bun.sleep(RETRY_MS), signal);
+    } catch (error) {
+      this.#wake(); // those that wait would have waited for this one
+      throw error;
+    }
+  }
+
   #wake(): void {
-    this.#waiting.shift()?.();
+    this.#waiting.shift()?.call();
   }
 }
 
