@@ -9,6 +9,7 @@ const TEST_MINUTES = { short: 20, long: 80 };
 const CHECKS = [
   ["format", "bun", "fmt", "--check"],
   ["types", "bun", "check"],
+  ["types of the page", "bun", "check", "-p", "src/ui/browser"],
   ["lint", "oxlint", "--deny-warnings"],
   ["build", "bun", ".ci/build.ts"],
 ] as const;

@@ -6,48 +6,64 @@ import { UserError } from "../base/errors.ts";
 import { benchKernels } from "../server/bench-kernels.ts";
 import { benchLoad, type LoadBenchmark, type Way } from "../server/bench-load.ts";
 import { describeKernels, shapesOf } from "./bench-kernels.ts";
+import { runBenchServe, serveFlags } from "./bench-serve.ts";
 import { defineCommand } from "./command.ts";
 import { logFlags, loggerOf, wholeNumber } from "./flags.ts";
+import { headFlags } from "./open-head.ts";
 
 const flags = {
-  what: { type: "positional", required: true, description: "What is measured: load or kernels" },
-  "model-id": { type: "string", valueHint: "DIR", description: "load: a directory that holds a model" },
+  what: { type: "positional", required: true, description: "What is measured: load, kernels or serve" },
+  ...headFlags,
+  "model-id": {
+    type: "string",
+    valueHint: "ID|DIR",
+    description: "load: a directory that holds a model; serve: also a model on the Hub",
+  },
   device: {
     type: "string",
-    default: "auto",
     valueHint: "auto|cpu|NAME",
-    description: "The adapter: any, a software one, or a part of its name",
+    description: "The adapter: any, a software one, or a part of its name (default: auto)",
   },
-  runs: { type: "string", default: "7", valueHint: "N", description: "How often each way is timed" },
+  runs: { type: "string", valueHint: "N", description: "How often each way is timed (default: 7; serve: 3)" },
   shapes: {
     type: "string",
     valueHint: "OUTxIN,…",
     description: "kernels: the shapes of the weights (default: GPT-2's)",
   },
-  json: { type: "boolean", default: false, description: "kernels: print the result as JSON" },
+  ...serveFlags,
+  json: { type: "boolean", default: false, description: "kernels, serve: print the result as JSON" },
   ...logFlags,
 } satisfies ArgsDef;
 
 /**
  * `meshnet bench load`: how fast weights come onto the device, against the least that it could take.
  * `meshnet bench kernels`: how fast they are multiplied there, in each encoding.
+ * `meshnet bench serve`: how fast texts are made.
  */
 export const bench = defineCommand({
   name: "bench",
   description: "Measure a part of meshnet on this machine",
   args: flags,
-  examples: ["meshnet bench load --model-id ./gpt2", "meshnet bench kernels --device cpu --shapes 768x768"],
+  examples: [
+    "meshnet bench load --model-id ./gpt2",
+    "meshnet bench kernels --device cpu --shapes 768x768",
+    "meshnet bench serve --model-id ./gpt2 --sessions 1,4,16",
+    "meshnet bench serve --head http://127.0.0.1:8001 --json",
+  ],
   async run(args) {
-    const runs = wholeNumber("runs", args.runs, 1, 1000)!;
+    const given = wholeNumber("runs", args.runs, 1, 1000);
+    if (args.what === "serve") return runBenchServe(args, given ?? SERVE_RUNS);
+    const runs = given ?? USUAL_RUNS;
+    const device = args.device ?? "auto";
     const surroundings = { log: loggerOf(args), env: process.env };
     if (args.what === "kernels") {
-      const options = { device: args.device, shapes: shapesOf(args.shapes), runs };
+      const options = { device, shapes: shapesOf(args.shapes), runs };
       const measured = await benchKernels(options, surroundings);
       console.log(args.json ? JSON.stringify({ runs, ...measured }, undefined, 2) : describeKernels(measured, runs));
       return 0;
     }
     if (args.what !== "load") {
-      const hint = "known are: meshnet bench load and meshnet bench kernels";
+      const hint = "known are: meshnet bench load, meshnet bench kernels and meshnet bench serve";
       throw new UserError("bad_usage", `unknown benchmark ${args.what}`, hint);
     }
     const directory = args["model-id"];
@@ -57,11 +73,14 @@ export const bench = defineCommand({
       const hint = "loading is measured from files that are whole and on this machine: give their directory";
       throw new UserError("bad_usage", `--model-id ${directory} is not a directory with a config.json`, hint);
     }
-    const measured = await benchLoad({ directory, device: args.device, runs }, surroundings);
+    const measured = await benchLoad({ directory, device, runs }, surroundings);
     console.log(describe(directory, runs, measured));
     return 0;
   },
 });
+
+const USUAL_RUNS = 7;
+const SERVE_RUNS = 3;
 
 const WAYS: readonly [way: Way, name: string, method: string][] = [
   ["read", "read", "positioned reads of every tensor into one piece of memory"],

@@ -1,5 +1,5 @@
 import { type ArgsDef, type CommandDef, type ParsedArgs, renderUsage } from "citty";
-import { environmentName, strictArgs } from "./strict.ts";
+import { environmentName, onceEach, strictArgs } from "./strict.ts";
 
 /** A command as plain data: its flags, an example, and what it does with them. */
 export interface Command {
@@ -14,10 +14,12 @@ export function defineCommand<T extends ArgsDef>(spec: {
   description: string;
   args: T;
   examples: readonly string[];
-  /** Gives the exit code. */
-  run: (args: ParsedArgs<T>) => Promise<number>;
+  /** A flag that may be given several times. */
+  list?: string;
+  /** Gives the exit code. `list`: all values of that flag. */
+  run: (args: ParsedArgs<T>, list: readonly string[]) => Promise<number>;
 }): Command {
-  const { name, description, args, examples } = spec;
+  const { name, description, args, examples, list } = spec;
   return {
     name,
     description,
@@ -36,6 +38,11 @@ export function defineCommand<T extends ArgsDef>(spec: {
         `Flags can also be given by the environment, as ${environmentName(flags[0]!)} for --${flags[0]}.`,
       ].join("\n");
     },
-    run: async (words) => spec.run(strictArgs(name, args, words, process.env) as ParsedArgs<T>),
+    run: async (words) => {
+      const { once, values } = onceEach(list, words);
+      const parsed = strictArgs(name, args, once, process.env) as ParsedArgs<T>;
+      const [only] = list === undefined ? [] : [(parsed as Record<string, unknown>)[list]];
+      return spec.run(parsed, values.length > 1 ? values : typeof only === "string" ? [only] : []);
+    },
   };
 }

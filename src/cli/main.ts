@@ -8,6 +8,7 @@ import { nearestName } from "./strict.ts";
 const COMMANDS: Record<string, () => Promise<Command>> = {
   node: async () => (await import("./node.ts")).node,
   generate: async () => (await import("./generate.ts")).generate,
+  chat: async () => (await import("./chat.ts")).chat,
   plan: async () => (await import("./plan.ts")).plan,
   doctor: async () => (await import("./doctor.ts")).doctor,
   cache: async () => (await import("./cache.ts")).cache,

@@ -46,6 +46,12 @@ const flags = {
     description: "Host names by which this node may be called besides loopback",
   },
   "allow-origin": { type: "string", valueHint: "URL,…", description: "Web pages that may call this node" },
+  ui: {
+    type: "boolean",
+    default: true,
+    description: "Have a page to try the model at / of a head",
+    negativeDescription: "Have no page at /",
+  },
   device: {
     type: "string",
     default: "auto",
@@ -109,6 +115,7 @@ export const node = defineCommand({
       port: wholeNumber("port", args.port, 0, 65_535)!,
       allowedHosts: wordList(args["allow-host"]).map(hostName),
       allowedOrigins: wordList(args["allow-origin"]).map(originName),
+      ui: args.ui,
       device: args.device,
       memoryLimit: args["memory-limit"] === undefined ? undefined : byteSize("--memory-limit", args["memory-limit"]),
       quantization: args.quantization as Quantization | undefined,

@@ -15,7 +15,10 @@ export function strictArgs<T extends ArgsDef>(
   const fromEnvironment = Object.entries(args).flatMap(([name, { type }]) => {
     const value = env[environmentName(name)];
     if (value === undefined || value === "" || type === "positional" || isGiven(name, rawArgs)) return [];
-    if (type === "boolean") return /^(1|true|yes|on)$/i.test(value) ? [`--${name}`] : [];
+    if (type === "boolean") {
+      if (/^(1|true|yes|on)$/i.test(value)) return [`--${name}`];
+      return /^(0|false|no|off)$/i.test(value) ? [`--no-${name}`] : [];
+    }
     return [`--${name}=${value}`];
   });
   try {
@@ -60,6 +63,28 @@ function checkWords(command: string, args: ArgsDef, words: readonly string[]): v
     if (rest.length > positionals)
       throw new UserError("bad_usage", `unexpected word "${rest[positionals]}"`, seeHelp(command));
   }
+}
+
+/** The words with a flag's later occurrences left out, and the values of all of them. */
+export function onceEach(
+  flag: string | undefined,
+  words: readonly string[],
+): { readonly once: readonly string[]; readonly values: readonly string[] } {
+  const end = words.indexOf("--");
+  const once: string[] = [];
+  const values: string[] = [];
+  for (let i = 0; i < words.length; i++) {
+    const word = words[i]!;
+    const [name, value] = splitFlag(word);
+    const isOne = flag !== undefined && name === `--${flag}` && (end < 0 || i < end);
+    const text = value ?? words[i + 1];
+    // One without a value is left in its place, where it is found to be wrong.
+    const isWhole = isOne && text !== undefined && text !== "" && (value !== undefined || !text.startsWith("--"));
+    if (isWhole) values.push(text);
+    if (!isWhole || values.length === 1) once.push(...(isWhole && value === undefined ? [word, text] : [word]));
+    if (isWhole && value === undefined) i++;
+  }
+  return { once, values };
 }
 
 function splitFlag(word: string): [flag: string, value?: string] {

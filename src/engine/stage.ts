@@ -128,8 +128,7 @@ export class GpuStage implements Stage {
   longestPrefix(ids: Int32Array): { tokens: number; prefix?: string } {
     let prefix: string | undefined;
     let tokens = 0;
-    // The last token is run in any case: it is what gives the next one.
-    while (tokens + PAGE_TOKENS < ids.length) {
+    while (tokens + PAGE_TOKENS <= ids.length) {
       const digest = pageDigest(prefix, ids.subarray(tokens, tokens + PAGE_TOKENS));
       if (!this.#cache.isPublished(digest)) break;
       prefix = digest;

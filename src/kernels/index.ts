@@ -16,12 +16,24 @@ export { dequantize } from "./dequantize.ts";
 export { embedTokens } from "./embed-tokens.ts";
 export { embed } from "./embed.ts";
 export type { Encoding } from "./encoding.ts";
+export {
+  addGated,
+  combineExperts,
+  EXPERT_TILE,
+  expertGemm,
+  expertGemv,
+  groupPairs,
+  route,
+  TILE_WORDS,
+  tilesOf,
+} from "./experts.ts";
 export { gatherRows } from "./gather-rows.ts";
 export { gemm } from "./gemm.ts";
 export { gemv, GEMV_OUTPUTS } from "./gemv.ts";
 export { gemvLanes } from "./gemv-lanes.ts";
 export { kvWrite } from "./kv-write.ts";
 export { layerNorm } from "./layer-norm.ts";
+export { absorbQuery, expandValue, latentWrite } from "./latent.ts";
 export { gemmCodes, gemvCodes, OUTLIER_COLUMNS, outlierColumns, quantizeRows } from "./llm-int8.ts";
 export { packBf16 } from "./pack-bf16.ts";
 export { absmax, quantizeInt8, quantizeNf4 } from "./quantize.ts";

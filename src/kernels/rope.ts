@@ -6,7 +6,7 @@ export const rope = defineKernel({
   name: "rope",
   source: [source],
   bindings: { tokens: "read", angles: "read", x: "read_write" },
-  constants: ["HEADS", "HEAD_STRIDE", "FIRST", "PAIRS", "STRIDE", "ANGLE_STRIDE", "WORKGROUP"],
+  constants: ["HEADS", "HEAD_STRIDE", "FIRST", "PAIRS", "INTERLEAVED", "STRIDE", "ANGLE_STRIDE", "WORKGROUP"],
   params: {},
   workgroups: overRows(),
 });

@@ -160,6 +160,11 @@ function misfitOf({ url, own }: NextNode, info: NodeInfo): UserError | undefined
     const hint = `start the next node with --shard-start ${own.end}`;
     return misfit("from_layer", `holds layers ${info.start}-${info.end}`, `ends at layer ${own.end}`, hint);
   }
+  const { context } = own;
+  if (context && context.own > context.edge !== info.max_context > context.edge) {
+    const hint = `beyond ${context.edge} tokens of context this model turns positions otherwise: give all nodes the same --max-context`;
+    return misfit("model_mismatch", `has a context of ${info.max_context} tokens`, `one of ${context.own}`, hint);
+  }
   const sizes = `hidden size ${info.hidden_size} and vocabulary ${info.vocab_size}`;
   const ownSizes = `hidden size ${own.hiddenSize} and vocabulary ${own.vocabSize}`;
   return sizes === ownSizes

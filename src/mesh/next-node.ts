@@ -18,6 +18,8 @@ export interface OwnEnd {
   readonly end: number;
   readonly hiddenSize: number;
   readonly vocabSize: number;
+  /** This node's longest sequence, where nodes with theirs on different sides of `edge` would compute two different models. */
+  readonly context?: { readonly own: number; readonly edge: number };
 }
 
 /** A frame to send. */

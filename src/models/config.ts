@@ -12,6 +12,8 @@ export interface ModelConfig {
   /** Positions that the model knows. */
   readonly maxPositions: number;
   readonly tieWordEmbeddings: boolean;
+  /** Where a node whose context is longer than this computes something else than one whose is not. */
+  readonly contextEdge?: number;
 }
 
 /** Of whatever a configuration counts but layers: beyond it, products of two would lose digits. */
@@ -23,7 +25,7 @@ export type StoredQuantization = "nf4" | "fp4" | "int8";
 
 /**
  * What `quantization_config` says of the checkpoint's weights (transformers, `BitsAndBytesConfig`); undefined where they
- * are ordinary. Which of them are quantized, the tensors themselves say.
+ * are ordinary, or FP8 that becomes so when it is loaded. Which of them are quantized, the tensors themselves say.
  */
 export function readQuantization(json: Readonly<Record<string, unknown>>): StoredQuantization | undefined {
   const config = json["quantization_config"];
@@ -33,8 +35,14 @@ export function readQuantization(json: Readonly<Record<string, unknown>>): Store
     new UserError(
       "unsupported_model",
       `config.json: quantization_config ${problem}`,
-      "meshnet reads those of bitsandbytes: int8, nf4 and fp4",
+      "meshnet reads those of bitsandbytes, int8, nf4 and fp4, and FP8 in blocks of 128 × 128",
     );
+  if (quant_method === "fp8") {
+    // Values of ordinary weights: they are converted as F32 ones are. What activations would be rounded to is not done.
+    const block = JSON.stringify((config as Record<string, unknown>)["weight_block_size"]);
+    if (block === "[128,128]") return undefined;
+    throw refuse(`has the quant_method "fp8" with a weight_block_size of ${block}`);
+  }
   if (quant_method !== "bitsandbytes") throw refuse(`has the quant_method ${JSON.stringify(quant_method)}`);
   if (load_in_8bit === true) return "int8";
   if (load_in_4bit !== true) throw refuse("says neither load_in_4bit nor load_in_8bit");
@@ -118,6 +126,13 @@ export class ConfigReader {
     return this.#read<number[]>(key, undefined, `a list of ${length} numbers above 0`, fits);
   }
 
+  /** A list of whole numbers from 0 on. A missing key or `null`: an empty one. */
+  wholeNumbers(key: string): number[] {
+    const fits = (value: unknown) =>
+      Array.isArray(value) && value.every((each) => Number.isSafeInteger(each) && (each as number) >= 0);
+    return this.has(key) ? this.#read<number[]>(key, undefined, "a list of whole numbers from 0 on", fits) : [];
+  }
+
   /** A list of strings, one for each of `length` things. `null` counts as missing. */
   optionalTexts(key: string, length: number): string[] | undefined {
     if (!this.has(key)) return undefined;
@@ -137,6 +152,16 @@ export class ConfigReader {
   /** A nested object that says nothing. */
   empty(key: string): ConfigReader {
     return new ConfigReader({}, `${this.file}: ${key}`);
+  }
+
+  /** A value as the file has it. */
+  raw(key: string): unknown {
+    return Object.hasOwn(this.json, key) ? this.json[key] : undefined;
+  }
+
+  /** This object without a key. */
+  without(key: string): ConfigReader {
+    return new ConfigReader(Object.fromEntries(Object.entries(this.json).filter(([name]) => name !== key)), this.file);
   }
 
   get isEmpty(): boolean {

@@ -104,7 +104,7 @@ export function readShape(
 }
 
 /** The largest head whose keys fit into workgroup memory. */
-const MOST_HEAD_DIM = 256;
+export const MOST_HEAD_DIM = 256;
 
 /** Layers of one kind. */
 export const allLayers = (layers: number, type: LayerType): LayerType[] => Array.from({ length: layers }, () => type);
@@ -152,7 +152,7 @@ export function decoder(config: DecoderConfig, options: StageOptions, layerOf: (
       : undefined,
     ropes: [...ropes].map((name) =>
       ropeTable({
-        ...tableOf(config, name),
+        ...ropeTableOf(config, name),
         positions: maxContext,
         angles: ropeAngles(config.ropes[name]!, maxContext),
       }),
@@ -277,7 +277,7 @@ export function selfAttention(
       norms: config.qkNorm ? [qkNorm("q", queries), qkNorm("k", keys)] : [],
       // Queries and keys lie side by side and are turned alike.
       turn: rope({
-        table: tableOf(config, ropeName),
+        table: ropeTableOf(config, ropeName),
         columns,
         places: [{ ...queries, heads: heads + kvHeads }],
       }),
@@ -311,12 +311,13 @@ export function selfAttention(
   );
 }
 
-/** down(activation(gate(x)) · up(x)), with the modules below `name`. */
+/** down(activation(gate(x)) · up(x)), with the modules below `name`. `prefix`: of its temporaries, where its size is another. */
 export function gatedMlp(
   config: DecoderConfig,
   name: string,
   { int8Activations }: StageOptions,
   innerSize = config.innerSize,
+  prefix = "",
 ): ModuleSpec<Block> {
   const { hiddenSize, activation, bias } = config;
   const part = (which: string, out: number, outputAt = 0) =>
@@ -325,7 +326,7 @@ export function gatedMlp(
       bias: bias.mlp ? `${name}.${which}_proj.bias` : undefined,
       in: hiddenSize,
       out,
-      output: "gate_up",
+      output: `${prefix}gate_up`,
       outputAt,
       outputColumns: 2 * innerSize,
       int8Activations,
@@ -335,7 +336,7 @@ export function gatedMlp(
       expand: config.fused
         ? [part("gate_up", 2 * innerSize)]
         : [part("gate", innerSize), part("up", innerSize, innerSize)],
-      activate: gatedActivation({ name: activation, columns: innerSize, output: "inner" }),
+      activate: gatedActivation({ name: activation, columns: innerSize, output: `${prefix}inner` }),
       contract: linear({
         weight: [`${name}.down_proj.weight`],
         bias: bias.mlp ? `${name}.down_proj.bias` : undefined,
@@ -356,4 +357,4 @@ export function gatedMlp(
 const norm = ({ norm: form, hiddenSize }: DecoderConfig, name: string) =>
   rmsNorm({ name, ...form, columns: hiddenSize, output: "normed" });
 
-const tableOf = ({ ropes }: DecoderConfig, name: string) => ({ label: `rope_${name}`, pairs: pairsOf(ropes[name]!) });
+export const ropeTableOf = ({ ropes }: DecoderConfig, name: string) => ({ label: `rope_${name}`, pairs: pairsOf(ropes[name]!) });

@@ -22,6 +22,8 @@ export interface Family {
   readonly prefixes: readonly string[];
   /** Names that checkpoints carry and no one needs. */
   readonly ignored: RegExp;
+  /** Checkpoints may carry layers behind the last, which guess at further tokens: multi-token prediction. */
+  readonly mayHaveMoreLayers?: boolean;
   parseConfig(json: ConfigReader): ModelConfig;
   /** Every module of the span: the load plan adds up what they need. */
   specs(config: ModelConfig, options: StageOptions): ModuleSpec<unknown>[];
@@ -55,15 +57,17 @@ export function defineFamily<C extends ModelConfig, T extends Tree>(family: {
   modelType: string;
   prefixes: readonly string[];
   ignored: RegExp;
+  mayHaveMoreLayers?: boolean;
   parseConfig: (json: ConfigReader) => C;
   modules: (config: C, options: StageOptions) => T;
   wire: (modules: Built<T>) => Model;
 }): Family {
-  const { modelType, prefixes, ignored, parseConfig } = family;
+  const { modelType, prefixes, ignored, mayHaveMoreLayers, parseConfig } = family;
   return {
     modelType,
     prefixes,
     ignored,
+    mayHaveMoreLayers,
     parseConfig,
     specs: (config, options) => flatten(family.modules(config as C, options)),
     build: async (config, options, context) =>

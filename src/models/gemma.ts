@@ -10,7 +10,7 @@ import {
   wireDecoder,
 } from "./decoder.ts";
 import { defineFamily } from "./family.ts";
-import { readRope, ropeKeys, ropeParameters } from "./rope.ts";
+import { readRope, ropeKeys, ropeParameters, withRopes } from "./rope.ts";
 
 /** Gemma 1 (transformers, `models/gemma`): Llama with norms by 1 + weight, a scaled embedding, a gated gelu. */
 export const gemma = defineFamily({
@@ -42,7 +42,7 @@ export const gemma = defineFamily({
       bias: { qkv: attentionBias, output: attentionBias, mlp: false },
       qkNorm: false,
       fused: false,
-      ropes: { all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) },
+      ...withRopes({ all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) }),
       layerTypes: allLayers(shape.layers, { rope: "all" }),
     };
   },

@@ -11,7 +11,7 @@ import {
 } from "./decoder.ts";
 import { defineFamily } from "./family.ts";
 import { gemmaEmbedScale, refuseBidirectional } from "./gemma.ts";
-import { readRope, ropeKeys, ropeParameters } from "./rope.ts";
+import { readRope, ropeKeys, ropeParameters, withRopes } from "./rope.ts";
 
 /** Gemma 2 (transformers, `models/gemma2`): norms on both sides, soft caps, a window on every other layer. */
 export const gemma2 = defineFamily({
@@ -45,7 +45,7 @@ export const gemma2 = defineFamily({
       bias: { qkv: attentionBias, output: attentionBias, mlp: false },
       qkNorm: false,
       fused: false,
-      ropes: { all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) },
+      ...withRopes({ all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) }),
       layerTypes: readSliding(json, shape.layers, (layer) => layer % 2 === 0).map((slides) => ({
         rope: "all",
         window: slides ? window : undefined,

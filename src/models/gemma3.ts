@@ -3,7 +3,7 @@ import { ConfigReader } from "./config.ts";
 import { decoder, type DecoderConfig, readShape, readSliding, sandwichLayer, wireDecoder } from "./decoder.ts";
 import { defineFamily } from "./family.ts";
 import { gemmaEmbedScale, refuseBidirectional } from "./gemma.ts";
-import { readRope } from "./rope.ts";
+import { readRope, withRopes } from "./rope.ts";
 
 /** Gemma 3 without pictures (transformers, `models/gemma3`): Gemma 2 with normed heads instead of soft caps, and two ropes. */
 export const gemma3Text = gemma3Of("gemma3_text", readText);
@@ -57,7 +57,7 @@ function readText(json: ConfigReader): DecoderConfig {
     bias: { qkv: attentionBias, output: attentionBias, mlp: false },
     qkNorm: true,
     fused: false,
-    ropes: readRopes(json, shape),
+    ...withRopes(readRopes(json, shape)),
     layerTypes: readSliding(json, shape.layers, (layer) => (layer + 1) % pattern !== 0).map((slides) =>
       slides ? { rope: "sliding", window } : { rope: "full" },
     ),

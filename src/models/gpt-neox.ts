@@ -16,7 +16,7 @@ import {
 import { readActivation } from "./activation.ts";
 import { type ConfigReader, type ModelConfig, MOST_LAYERS } from "./config.ts";
 import { defineFamily, logitRowsFor, type StageOptions } from "./family.ts";
-import { pairsOf, readRope, type Rope, ropeAngles, ropeParameters } from "./rope.ts";
+import { contextEdgeOf, pairsOf, readRope, type Rope, ropeAngles, ropeParameters } from "./rope.ts";
 import { type Block, block } from "./tree.ts";
 
 interface NeoxConfig extends ModelConfig {
@@ -46,6 +46,13 @@ export const gptNeox = defineFamily({
     }
     const headDim = hiddenSize / heads;
     const maxPositions = json.count("max_position_embeddings", 2048);
+    const rope = readRope(ropeParameters(json), {
+      headDim,
+      maxPositions,
+      theta: json.positive("rotary_emb_base", 1e4),
+      partial: json.positive("rotary_pct", 0.25),
+      partialByDefault: true,
+    });
     return {
       modelType: "gpt_neox",
       vocabSize: json.count("vocab_size", 50432),
@@ -55,19 +62,14 @@ export const gptNeox = defineFamily({
       heads,
       kvHeads: heads,
       headDim,
-      maxPositions,
+      maxPositions: rope.reach,
       tieWordEmbeddings: json.flag("tie_word_embeddings", false),
       activation: readActivation(json, "hidden_act", "gelu"),
       eps: json.fraction("layer_norm_eps", 1e-5),
       attentionBias: json.flag("attention_bias", true),
       parallel: json.flag("use_parallel_residual", true),
-      rope: readRope(ropeParameters(json), {
-        headDim,
-        maxPositions,
-        theta: json.positive("rotary_emb_base", 1e4),
-        partial: json.positive("rotary_pct", 0.25),
-        partialByDefault: true,
-      }),
+      rope,
+      contextEdge: contextEdgeOf([rope]),
     };
   },
 

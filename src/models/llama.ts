@@ -10,7 +10,7 @@ import {
 } from "./decoder.ts";
 import { defineFamily } from "./family.ts";
 import { readActivation } from "./activation.ts";
-import { readRope, ropeKeys, ropeParameters } from "./rope.ts";
+import { readRope, ropeKeys, ropeParameters, withRopes } from "./rope.ts";
 
 /** Llama 1 to 3 (transformers, `models/llama`): RMS norms before, rotary positions, grouped key heads, a gated MLP. */
 export const llama = defineFamily({
@@ -37,7 +37,7 @@ export const llama = defineFamily({
       bias: { qkv: attentionBias, output: attentionBias, mlp: json.flag("mlp_bias", false) },
       qkNorm: false,
       fused: false,
-      ropes: { all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) },
+      ...withRopes({ all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) }),
       layerTypes: allLayers(shape.layers, { rope: "all" }),
     };
   },

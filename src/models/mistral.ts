@@ -10,7 +10,7 @@ import {
   wireDecoder,
 } from "./decoder.ts";
 import { defineFamily } from "./family.ts";
-import { readRope, ropeKeys, ropeParameters } from "./rope.ts";
+import { readRope, ropeKeys, ropeParameters, withRopes } from "./rope.ts";
 
 /** Mistral (transformers, `models/mistral`): Llama, with a window over all layers unless the file says `null`. */
 export const mistral = defineFamily({
@@ -37,7 +37,7 @@ export const mistral = defineFamily({
       bias: { qkv: false, output: false, mlp: false },
       qkNorm: false,
       fused: false,
-      ropes: { all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) },
+      ...withRopes({ all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) }),
       layerTypes: allLayers(shape.layers, { rope: "all", window: json.countUnlessNull("sliding_window", 4096) }),
     };
   },

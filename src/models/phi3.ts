@@ -10,7 +10,7 @@ import {
   wireDecoder,
 } from "./decoder.ts";
 import { defineFamily } from "./family.ts";
-import { readRope, ropeKeys, ropeParameters } from "./rope.ts";
+import { readRope, ropeKeys, ropeParameters, withRopes } from "./rope.ts";
 
 /** Phi-3 and Phi-4 (transformers, `models/phi3`): Llama with fused projections, perhaps partly turned heads, and longrope. */
 export const phi3 = defineFamily({
@@ -36,7 +36,7 @@ export const phi3 = defineFamily({
       bias: { qkv: false, output: false, mlp: false },
       qkNorm: false,
       fused: true,
-      ropes: {
+      ...withRopes({
         all: readRope(ropeParameters(json), {
           ...shape,
           ...ropeKeys(json),
@@ -45,7 +45,7 @@ export const phi3 = defineFamily({
           types: ["default", "longrope"],
           aliases: { su: "longrope", yarn: "longrope" },
         }),
-      },
+      }),
       layerTypes: allLayers(shape.layers, { rope: "all", window: json.countUnlessNull("sliding_window", undefined) }),
     };
   },

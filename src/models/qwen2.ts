@@ -11,7 +11,7 @@ import {
   wireDecoder,
 } from "./decoder.ts";
 import { defineFamily } from "./family.ts";
-import { readRope, ropeKeys, ropeParameters } from "./rope.ts";
+import { readRope, ropeKeys, ropeParameters, withRopes } from "./rope.ts";
 
 /** Qwen 2 and 2.5 (transformers, `models/qwen2`): Llama with biases on q, k and v, and perhaps a window on the later layers. */
 export const qwen2 = defineFamily({
@@ -38,7 +38,7 @@ export const qwen2 = defineFamily({
       bias: { qkv: true, output: false, mlp: false },
       qkNorm: false,
       fused: false,
-      ropes: { all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) },
+      ...withRopes({ all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) }),
       layerTypes: qwenLayers(json, shape.layers),
     };
   },

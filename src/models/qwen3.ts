@@ -3,7 +3,7 @@ import type { ConfigReader } from "./config.ts";
 import { decoder, DECODER_NAMES, type DecoderConfig, preNormLayer, readShape, wireDecoder } from "./decoder.ts";
 import { defineFamily } from "./family.ts";
 import { qwenLayers } from "./qwen2.ts";
-import { readRope, ropeKeys, ropeParameters } from "./rope.ts";
+import { readRope, ropeKeys, ropeParameters, withRopes } from "./rope.ts";
 
 /** Qwen 3 (transformers, `models/qwen3`): Llama with norms over the heads of q and k, before they are turned. */
 export const qwen3 = defineFamily({
@@ -32,7 +32,7 @@ export const qwen3 = defineFamily({
       bias: { qkv: attentionBias, output: attentionBias, mlp: false },
       qkNorm: true,
       fused: false,
-      ropes: { all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) },
+      ...withRopes({ all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) }),
       layerTypes: qwenLayers(json, shape.layers),
     };
   },

@@ -6,6 +6,8 @@ export interface Rope {
   /** Dimensions of a head that are turned: the first ones. An odd number leaves half a pair, which is turned too. */
   readonly rotated: number;
   readonly scaling: RopeScaling;
+  /** Positions that it is good for: with some types more than `max_position_embeddings`. */
+  readonly reach: number;
 }
 
 export type RopeScaling =
@@ -93,7 +95,13 @@ export function readRope(parameters: ConfigReader, facts: RopeFacts): Rope {
   }
   const trained = facts.trained ?? parameters.count("original_max_position_embeddings", maxPositions);
   const theta = parameters.positive("rope_theta", facts.theta);
-  return { theta, rotated, scaling: readScaling(type, parameters, { rotated, maxPositions, trained }) };
+  const scaling = readScaling(type, parameters, { rotated, maxPositions, trained });
+  return { theta, rotated, scaling, reach: Math.max(maxPositions, stretched(scaling)) };
+}
+
+/** Positions that a type makes of the original ones, where files leave `max_position_embeddings` at those. */
+function stretched(scaling: RopeScaling): number {
+  return scaling.type === "dynamic" || scaling.type === "yarn" ? Math.floor(scaling.trained * scaling.factor) : 0;
 }
 
 function readScaling(
@@ -152,6 +160,17 @@ function yarnAttentionFactor(json: ConfigReader, factor: number): number {
 /** 0.1 m ln(factor) + 1: also what a family with `mscale_all_dim` multiplies its scores by, squared. */
 export const yarnScale = (factor: number, mscale: number): number =>
   factor <= 1 ? 1 : 0.1 * mscale * Math.log(factor) + 1;
+
+/** Where `longrope` goes over to its long factors. */
+export const contextEdgeOf = (ropes: readonly Rope[]): number | undefined =>
+  ropes.map(({ scaling }) => (scaling.type === "longrope" ? scaling.trained : undefined)).find((edge) => edge);
+
+/** The ropes of a configuration, by the names that its layers use, and what follows from them. */
+export const withRopes = (ropes: Readonly<Record<string, Rope>>) => ({
+  ropes,
+  contextEdge: contextEdgeOf(Object.values(ropes)),
+  maxPositions: Math.max(...Object.values(ropes).map(({ reach }) => reach)),
+});
 
 /** Pairs of dimensions that are turned. */
 export const pairsOf = ({ rotated }: Pick<Rope, "rotated">): number => Math.ceil(rotated / 2);

@@ -10,8 +10,8 @@ import {
   prefillShape,
   WORKGROUP,
 } from "../kernels/index.ts";
-import type { QkvLayout } from "./heads.ts";
-import { type BuildContext, type ModuleSpec, temporary } from "./module.ts";
+import type { HeadColumns, QkvLayout } from "./heads.ts";
+import { type BuildContext, type ModuleSpec, temporary, type TemporarySpec } from "./module.ts";
 import type { Activations, Pass } from "./pass.ts";
 
 export interface AttentionSpec {
@@ -57,21 +57,32 @@ export const cacheWords = (kvHeads: number, headDim: number): number => kvHeads 
  * kvHeads headDim] bfloat16, two to a word, and each query sees its sequence's pages of it from the first token to its own.
  */
 export function attention(spec: AttentionSpec): ModuleSpec<Attention> {
-  const { heads, kvHeads, headDim, maxContext, layer } = spec;
+  const { heads, kvHeads, headDim, layer } = spec;
   const { keys, values } = cacheLabels(layer);
-  const singles = singlesIn(PARTIAL_BYTES / 4, heads, headDim, maxContext);
   const cache = { rows: "slots", type: "u32" } as const;
   return {
     weights: [],
     temporaries: [
       temporary(spec.output, heads * headDim),
-      temporary("attention_partial", singles * partialSize(heads, headDim, maxContext), { rows: 1 }),
+      ...attentionTemporaries(spec),
       temporary(keys, cacheWords(kvHeads, headDim), cache),
       temporary(values, cacheWords(kvHeads, headDim), cache),
     ],
     build: async (context) => new Attention(spec, await pipelinesOf(spec, context)),
   };
 }
+
+/** What `runAttention` needs beside its operands. */
+export const attentionTemporaries = ({
+  heads,
+  headDim,
+  maxContext,
+}: Pick<AttentionSpec, "heads" | "headDim" | "maxContext">): TemporarySpec[] => {
+  const singles = singlesIn(PARTIAL_BYTES / 4, heads, headDim, maxContext);
+  return [temporary(PARTIAL, singles * partialSize(heads, headDim, maxContext), { rows: 1 })];
+};
+
+const PARTIAL = "attention_partial";
 
 export class Attention {
   constructor(
@@ -80,60 +91,63 @@ export class Attention {
   ) {}
 
   forward(pass: Pass, qkv: Activations): Activations {
-    const { heads, kvHeads, headDim } = this.spec;
+    const { kvHeads, headDim } = this.spec;
     const labels = cacheLabels(this.spec.layer);
     const keys = pass.temporaries.get(labels.keys);
     const values = pass.temporaries.get(labels.values);
     const y = pass.temporaries.get(this.spec.output);
-    const { queries, pages, runs, singles } = pass.attention;
-
     pass.commands.dispatch(
       this.pipelines.write,
       { qkv: qkv.tensor, slots: pass.slotTable, keys, values },
       {},
       { rows: qkv.rows, columns: cacheWords(kvHeads, headDim) },
     );
-    const cache = { queries, qkv: qkv.tensor, keys, values, pages };
-    if (singles > 0) this.#decode(pass, cache, y);
-    const rest = { runs: runs - singles, heads, parts: this.pipelines.parts };
-    pass.commands.dispatch(this.pipelines.prefill, { ...cache, y }, { first_run: singles }, rest);
+    runAttention(pass, this.pipelines.attend, this.spec, { qkv: qkv.tensor, keys, values, y });
     return { tensor: y, rows: qkv.rows };
-  }
-
-  #decode(pass: Pass, cache: Record<"queries" | "qkv" | "keys" | "values" | "pages", Tensor>, y: Tensor): void {
-    const { heads, headDim } = this.spec;
-    const { singles, longestSingle } = pass.attention;
-    const partial = pass.temporaries.get("attention_partial");
-    const chunks = chunksOf(longestSingle);
-    const atATime = singlesIn(partial.columns, heads, headDim, longestSingle);
-    for (let first = 0; first < singles; first += atATime) {
-      const params = { chunks, first_run: first };
-      const dims = { runs: Math.min(atATime, singles - first), heads, chunks };
-      pass.commands.dispatch(this.pipelines.decode, { ...cache, partial }, params, dims);
-      pass.commands.dispatch(this.pipelines.merge, { queries: cache.queries, partial, y }, params, dims);
-    }
   }
 }
 
-async function pipelinesOf(spec: AttentionSpec, { pipelines, device }: BuildContext) {
-  const { heads, kvHeads, headDim, layout, window = 0, softcap = 0 } = spec;
-  const stride = strideOf(layout.columns, "f32");
-  const strideOut = strideOf(heads * headDim, "f32");
-  const shape = {
-    HEAD_DIM: headDim,
-    HEADS: heads,
-    KV_HEADS: kvHeads,
-    STRIDE: stride,
-    HEAD_STRIDE: layout.queries.headStride,
-    SCALE: spec.scale,
-    SOFTCAP: softcap,
-    WINDOW: window,
-  };
-  const prefill = prefillShape(headDim, device.limits.maxComputeWorkgroupStorageSize, PREFILL_QUERIES);
+type Operand = "qkv" | "keys" | "values" | "y";
+
+/** Each query of the pass through its sequence's pages of the cache, where its own token is already. */
+export function runAttention(
+  pass: Pass,
+  pipelines: AttentionPipelines,
+  shape: { heads: number; headDim: number },
+  { y, ...operands }: Record<Operand, Tensor>,
+): void {
+  const { queries, pages, runs, singles } = pass.attention;
+  const cache = { queries, pages, ...operands };
+  if (singles > 0) runSingles(pass, pipelines, shape, cache, y);
+  const rest = { runs: runs - singles, heads: shape.heads, parts: pipelines.parts };
+  pass.commands.dispatch(pipelines.prefill, { ...cache, y }, { first_run: singles }, rest);
+}
+
+function runSingles(
+  pass: Pass,
+  pipelines: AttentionPipelines,
+  { heads, headDim }: { heads: number; headDim: number },
+  cache: Record<"queries" | "qkv" | "keys" | "values" | "pages", Tensor>,
+  y: Tensor,
+): void {
+  const { singles, longestSingle } = pass.attention;
+  const partial = pass.temporaries.get(PARTIAL);
+  const chunks = chunksOf(longestSingle);
+  const atATime = singlesIn(partial.columns, heads, headDim, longestSingle);
+  for (let first = 0; first < singles; first += atATime) {
+    const params = { chunks, first_run: first };
+    const dims = { runs: Math.min(atATime, singles - first), heads, chunks };
+    pass.commands.dispatch(pipelines.decode, { ...cache, partial }, params, dims);
+    pass.commands.dispatch(pipelines.merge, { queries: cache.queries, partial, y }, params, dims);
+  }
+}
+
+async function pipelinesOf(spec: AttentionSpec, context: BuildContext) {
+  const { heads, kvHeads, headDim, layout, scale, window, softcap } = spec;
+  const { columns, queries } = layout;
   return {
-    parts: PREFILL_QUERIES / prefill.QUERIES,
-    write: await pipelines.compile(kvWrite, {
-      STRIDE: stride,
+    write: await context.pipelines.compile(kvWrite, {
+      STRIDE: strideOf(columns, "f32"),
       KV_HEADS: kvHeads,
       HEAD_DIM: headDim,
       HEAD_STRIDE: layout.keys.headStride,
@@ -141,6 +155,36 @@ async function pipelinesOf(spec: AttentionSpec, { pipelines, device }: BuildCont
       VALUES_AT: layout.values.first,
       WORKGROUP,
     }),
+    attend: await attentionPipelines({ heads, kvHeads, headDim, columns, queries, scale, window, softcap }, context),
+  };
+}
+
+interface AttentionShape extends Pick<AttentionSpec, "heads" | "kvHeads" | "headDim" | "scale" | "window" | "softcap"> {
+  /** Of the rows that hold the queries, and where those lie. */
+  columns: number;
+  queries: HeadColumns;
+}
+
+export type AttentionPipelines = Awaited<ReturnType<typeof attentionPipelines>>;
+
+export async function attentionPipelines(
+  { heads, kvHeads, headDim, columns, queries, scale, window = 0, softcap = 0 }: AttentionShape,
+  { pipelines, device }: BuildContext,
+) {
+  const strideOut = strideOf(heads * headDim, "f32");
+  const shape = {
+    HEAD_DIM: headDim,
+    HEADS: heads,
+    KV_HEADS: kvHeads,
+    STRIDE: strideOf(columns, "f32"),
+    HEAD_STRIDE: queries.headStride,
+    SCALE: scale,
+    SOFTCAP: softcap,
+    WINDOW: window,
+  };
+  const prefill = prefillShape(headDim, device.limits.maxComputeWorkgroupStorageSize, PREFILL_QUERIES);
+  return {
+    parts: PREFILL_QUERIES / prefill.QUERIES,
     prefill: await pipelines.compile(attentionPrefill, {
       ...shape,
       ...prefill,

@@ -44,10 +44,12 @@ export interface RopeSpec {
   /** Columns of a row of x. */
   columns: number;
   places: readonly HeadColumns[];
+  /** Pairs are neighbours (2i, 2i + 1), not (i, i + pairs). */
+  interleaved?: boolean;
 }
 
-/** (a, b) = (a cos - b sin, b cos + a sin) for the pairs (i, i + pairs) of each head, in place, by each token's position. */
-export function rope({ table, columns, places }: RopeSpec): ModuleSpec<Rope> {
+/** (a, b) = (a cos - b sin, b cos + a sin) for the pairs of each head, in place, by each token's position. */
+export function rope({ table, columns, places, interleaved = false }: RopeSpec): ModuleSpec<Rope> {
   return {
     weights: [],
     temporaries: [],
@@ -59,6 +61,7 @@ export function rope({ table, columns, places }: RopeSpec): ModuleSpec<Rope> {
           HEAD_STRIDE: headStride,
           FIRST: first,
           PAIRS: table.pairs,
+          INTERLEAVED: interleaved ? 1 : 0,
           STRIDE: strideOf(columns, "f32"),
           ANGLE_STRIDE: strideOf(2 * table.pairs, "f32"),
           WORKGROUP,

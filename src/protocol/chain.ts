@@ -4,13 +4,8 @@
 export interface ChainInfo {
   /** protocol version */
   readonly v: number;
-  readonly model_id: string;
   /** Of the whole model. */
   readonly layers: number;
-  /** Tokens of the longest sequence. */
-  readonly max_context: number;
-  /** Whether there are chats: of a head, whose model may have no chat template. */
-  readonly chat?: boolean;
   /** In the order of their layers. */
   readonly nodes: readonly ChainNode[];
 }

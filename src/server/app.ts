@@ -4,10 +4,13 @@ import type { Logger } from "../base/log.ts";
 import type { Stage } from "../engine/types.ts";
 import type { Admission } from "../mesh/admission.ts";
 import { HEADERS, PROTOCOL_VERSION, readCallFields } from "../protocol/headers.ts";
+import type { ChainInfo } from "../protocol/chain.ts";
 import type { CacheInfo, MemoryInfo, NodeInfo } from "../protocol/info.ts";
 import type { NodeFacts } from "../protocol/message.ts";
 import { countProbe } from "../protocol/probe.ts";
 import type { Tokenizer } from "../tokenizer/tokenizer.ts";
+import type { Page } from "../ui/page.ts";
+import { ChainState } from "./chain.ts";
 import { describeError, errorReply } from "./errors.ts";
 import { forward, type Limits } from "./forward.ts";
 import { type Allowed, guard } from "./guard.ts";
@@ -16,6 +19,7 @@ import { Lifecycle } from "./lifecycle.ts";
 import { openAiErrorReply } from "./openai/errors.ts";
 import { FrontDoor, type FrontDoorParts } from "./openai/front-door.ts";
 import type { TextModel } from "./openai/text-model.ts";
+import { mountPage } from "./page.ts";
 import { RowRunner } from "./rows.ts";
 
 export interface Identity {
@@ -51,8 +55,10 @@ export interface AppOptions {
   readonly clock?: () => number;
   /** Of streams. */
   readonly timing?: FrontDoorParts["timing"];
+  /** To be had at `/`; it may call this node. */
+  readonly page?: Page;
   /** Beside loopback, under which hosts and from which web pages the node may be called. */
-  readonly allowed?: Partial<Allowed>;
+  readonly allowed?: Partial<Omit<Allowed, "ownPage">>;
 }
 
 export interface App {
@@ -73,13 +79,13 @@ const DEFAULT_LIMITS: Limits = {
 const SESSION_IDLE_MS = 600_000;
 
 /**
- * The node as HTTP: `POST /forward`, `DELETE /sessions/{id}`, `POST /probe`, `GET /info`, `GET /health/live`,
- * `GET /health/ready`; on a head also `/v1`.
+ * The node as HTTP: `POST /forward`, `DELETE /sessions/{id}`, `POST /probe`, `GET /info`, `GET /chain`, `GET /health/live`,
+ * `GET /health/ready`; on a head also `/v1`, and a page at `/`.
  */
 export function createApp(options: AppOptions): App {
   const { stage, tokenizer, identity, next, log } = options;
   const limits = { ...DEFAULT_LIMITS, ...options.limits };
-  const allowed: Allowed = { hosts: [], origins: [], ...options.allowed };
+  const allowed: Allowed = { hosts: [], origins: [], ...options.allowed, ownPage: options.page !== undefined };
   const facts = factsOf(stage, identity, limits, tokenizer);
   const idleMs = options.sessionIdleMs ?? SESSION_IDLE_MS;
   const runner = new RowRunner({ stage, next, ...limits, idleMs, log, clock: options.clock });
@@ -87,6 +93,14 @@ export function createApp(options: AppOptions): App {
   expiring.unref(); // nothing waits for it
   const lifecycle = new Lifecycle();
   const readiness = new Readiness({ runner, lifecycle, next });
+  const chain = new ChainState({
+    stage,
+    next,
+    readiness,
+    ...identity,
+    tokensPerSecond: () => runner.tokensPerSecond,
+    clock: options.clock,
+  });
   const answerer = { node: identity.node, span: stage.info.span };
   const parts = { runner, tokenizer, facts, numerics: identity.numerics, limits, lifecycle, answerer, log };
 
@@ -101,12 +115,17 @@ export function createApp(options: AppOptions): App {
   });
   hono.post("/probe", async (c) => c.json(await countProbe(c.req.raw)));
   hono.get("/info", (c) => c.json(infoOf(options, limits)));
+  hono.get("/chain", async (c) => {
+    const nodes = await chain.nodes(readCallFields(c.req.raw.headers).deadlineMs);
+    return c.json({ v: PROTOCOL_VERSION, layers: stage.info.span.total, nodes } satisfies ChainInfo);
+  });
   hono.get("/health/live", (c) => c.json({ status: "live" }));
   hono.get("/health/ready", async (c) => {
     await readiness.check();
     return c.json({ status: "ready" });
   });
   if (tokenizer) frontDoorOf(options, tokenizer, { ...parts, maxWaiting: limits.maxWaiting }).mount(hono);
+  if (options.page) mountPage(hono, options.page);
   const routes = hono.routes.map(({ method, path }) => ({ method, path })); // a copy: the next line adds to them
   for (const { method, path } of routes) hono.all(path, (c) => refuseMethod(c.req.method, path, method));
   hono.notFound((c) => refusePath(c.req.path, routes, tokenizer === undefined));
@@ -227,6 +246,8 @@ function refuseMethod(method: string, path: string, allowed: string): never {
 function refusePath(path: string, routes: readonly { method: string; path: string }[], isNoHead: boolean): never {
   const known = routes.map((route) => `${route.method} ${route.path}`).join(", ");
   const hint =
-    isNoHead && path.startsWith(OPENAI_PATH) ? "ask the head: the node that holds layer 0" : `this node has ${known}`;
+    isNoHead && (path === "/" || path.startsWith(OPENAI_PATH))
+      ? "ask the head: the node that holds layer 0"
+      : `this node has ${known}`;
   throw new UserError("not_found", `there is no ${path}`, hint);
 }

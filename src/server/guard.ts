@@ -30,7 +30,7 @@ export function guard(headers: Headers, allowed: Allowed): void {
   if (allowed.ownPage && isOwnPage(origin, host, headers.get("Sec-Fetch-Site"))) return;
   throw new UserError(
     "forbidden_origin",
-    `a web page of ${origin} made this call, and this node takes calls from no page${listed(allowed.origins, " but those of ")}`,
+    `a web page of ${origin} made this call, and this node takes calls from no page${listed(pagesOf(allowed), " but those of ")}`,
     "call it from a program instead",
   );
 }
@@ -54,5 +54,7 @@ function isOwnPage(origin: string, host: string, site: string | null): boolean {
 
 export const isLoopback = (name: string): boolean =>
   name === "localhost" || name === "::1" || /^127\.\d{1,3}\.\d{1,3}\.\d{1,3}$/.test(name);
+
+const pagesOf = ({ ownPage, origins }: Allowed): string[] => [...(ownPage ? ["its own"] : []), ...origins];
 
 const listed = (names: readonly string[], before = ", "): string => (names.length > 0 ? before + names.join(", ") : "");

@@ -9,6 +9,7 @@ import { silentProgress } from "../hub/progress.ts";
 import { Admission } from "../mesh/admission.ts";
 import { NextNode, parseNodeUrl } from "../mesh/next-node.ts";
 import { loadTokenizer } from "../tokenizer/tokenizer.ts";
+import { page as pageOfHeads } from "../ui/page.ts";
 import { memoryPlan } from "../weights/memory-plan.ts";
 import { weightBytesPerToken } from "../weights/plan.ts";
 import { createApp } from "./app.ts";
@@ -76,7 +77,9 @@ export async function startNode(config: NodeConfig, surroundings: Surroundings):
   );
 
   const { hiddenSize, vocabSize } = stage.info;
-  const own = { model: digest, end: span.end, hiddenSize, vocabSize };
+  const { contextEdge: edge } = plan.config;
+  const context = edge === undefined ? undefined : { own: load.options.maxContext, edge };
+  const own = { model: digest, end: span.end, hiddenSize, vocabSize, context };
   const next =
     config.next === undefined ? undefined : new Admission({ next: new NextNode({ url: config.next, own }), log });
   const identity = {
@@ -91,7 +94,8 @@ export async function startNode(config: NodeConfig, surroundings: Surroundings):
   };
   const memory = memoryMeter(plan, device, stage, config.memoryLimit);
   const allowed = { hosts: [...ownNames(config.host), ...config.allowedHosts], origins: config.allowedOrigins };
-  const server = serve(createApp({ stage, tokenizer, textModel, identity, next, log, memory, allowed }), {
+  const page = isHead(span) && config.ui ? pageOfHeads : undefined;
+  const server = serve(createApp({ stage, tokenizer, textModel, identity, next, log, memory, allowed, page }), {
     hostname: config.host,
     port: config.port,
   });

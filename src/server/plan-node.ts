@@ -35,6 +35,8 @@ export interface NodeConfig {
   /** Hosts by which the node may be called besides loopback and `host`. */
   readonly allowedHosts: readonly string[];
   readonly allowedOrigins: readonly string[];
+  /** Whether a head has a page to try it; default: no. */
+  readonly ui?: boolean;
   readonly device: string;
   /** The most bytes that the node may take of the device; default: what there is. */
   readonly memoryLimit?: number;
@@ -42,7 +44,7 @@ export interface NodeConfig {
   readonly quantization?: Quantization;
   /** Exact LLM.int8(): activations in INT8 too. */
   readonly int8Activations?: boolean;
-  /** Tokens; at most the model's own limit. Default: that, or DEFAULT_CONTEXT where it is more. */
+  /** Tokens; at most the model's own limit. Default: that, or DEFAULT_CONTEXT or the model's `contextEdge` where it is more. */
   readonly maxContext?: number;
   /** Sequences of that length to keep room for; default DEFAULT_SESSIONS. */
   readonly maxSessions?: number;
@@ -147,8 +149,9 @@ function spanOf({ shardStart: start, shardEnd }: NodeConfig, { layers: total }: 
 export const DEFAULT_CONTEXT = 8192;
 export const DEFAULT_SESSIONS = 4;
 
-function contextOf({ maxContext }: NodeConfig, { maxPositions }: ModelConfig): number {
-  if (maxContext === undefined) return Math.min(maxPositions, DEFAULT_CONTEXT);
+function contextOf({ maxContext }: NodeConfig, { maxPositions, contextEdge = maxPositions }: ModelConfig): number {
+  // Up to its edge the model is what it was trained to be.
+  if (maxContext === undefined) return Math.min(maxPositions, contextEdge, DEFAULT_CONTEXT);
   if (maxContext <= maxPositions) return maxContext;
   throw new UserError(
     "bad_usage",

@@ -1,7 +1,7 @@
 const SLOT_MS = 500;
 const SLOTS = 10;
 
-/** Counts tokens, and tells how many a second there were over the last 5 seconds. */
+/** Counts tokens, and tells how many a second there were over the last 4.5 to 5 seconds. */
 export class TokenMeter {
   readonly #now: () => number;
   /** Tokens of each half second that had some, the latest one last. */

@@ -5,10 +5,12 @@ import type { Device } from "../gpu/device.ts";
 import type { PipelineCache } from "../gpu/kernel.ts";
 import { strideOf, type Tensor, type TensorStore } from "../gpu/tensor.ts";
 import { TRANSPOSE_ROWS, transposeBf16, WORKGROUP } from "../kernels/index.ts";
-import type { Encoding, Matrix, MatrixPart, WeightSource, WeightSpec } from "../nn/index.ts";
+import type { Encoding, ExpertPart, ExpertStack, Matrix, MatrixPart, WeightSource, WeightSpec } from "../nn/index.ts";
 import { bf16ArrayToF32, convertToBf16, type FloatDtype } from "../quant/bf16.ts";
+import { fp8ToBf16 } from "../quant/fp8.ts";
 import type { CheckpointTensor } from "../safetensors/checkpoint.ts";
 import { RangeReader } from "../safetensors/range-reader.ts";
+import { placeIn, rowParts, stackParts } from "./experts.ts";
 import type { LoadPlan } from "./plan.ts";
 import { codeWords, NF4_BLOCK, type Quantized, quantizeMatrix, scaleCount, splitRows } from "./quantize.ts";
 import { parseState, repack4, type StoredWeight, unnest } from "./stored.ts";
@@ -43,9 +45,11 @@ export async function loadWeights(plan: LoadPlan, context: LoadContext): Promise
   const matrices = new Map<string, Matrix>();
   const vectors = new Map<string, Tensor>();
   let readBytes = 0;
-  for (const { source, specs, encoding, stored } of plan.weights) {
+  for (const { source, specs, encoding, stored, blockScales } of plan.weights) {
     const [first] = specs;
-    if (first!.kind === "matrix") {
+    loader.useBlockScales(blockScales);
+    if (first!.stack) await loader.expert(first!, source, encoding, stored);
+    else if (first!.kind === "matrix") {
       const matrix = stored
         ? await loader.storedMatrix(first!, source, stored)
         : await loader.matrix(first!, source, encoding);
@@ -58,7 +62,11 @@ export async function loadWeights(plan: LoadPlan, context: LoadContext): Promise
     context.onProgress?.(readBytes, plan.readBytes);
   }
   await loader.finish();
-  return { matrix: (spec) => found(matrices, spec), vector: (spec) => found(vectors, spec) };
+  return {
+    matrix: (spec) => found(matrices, spec),
+    experts: (stack) => loader.stack(stack),
+    vector: (spec) => found(vectors, spec),
+  };
 }
 
 const keyOf = (spec: WeightSpec): string => spec.names.join(" ");
@@ -77,6 +85,8 @@ class Loader implements Disposable {
   #raw = new Uint8Array(0);
   #unsettledBytes = 0;
   #settled: Promise<void> = Promise.resolve();
+  #blockScales = new Float32Array(0);
+  readonly #stacks = new Map<string, ExpertStack>();
 
   constructor(context: LoadContext) {
     this.#context = context;
@@ -91,10 +101,19 @@ class Loader implements Disposable {
     return this.#context.device.reclaim();
   }
 
+  /** The factors of the FP8 matrix that comes next, if it is one. */
+  useBlockScales(source: CheckpointTensor | undefined): void {
+    if (source) this.#blockScales = new Float32Array(this.#bytes(source).buffer);
+  }
+
   /** [columns] float32 that hold bfloat16 values: kernels read vectors as they are. */
-  vector({ columns }: WeightSpec, source: CheckpointTensor): Tensor {
+  vector({ columns, keepsF32 }: WeightSpec, source: CheckpointTensor): Tensor {
     const { store } = this.#context;
     const tensor = store.create(source.name, 1, columns, "f32");
+    if (keepsF32 && source.dtype === "F32") {
+      store.write(tensor, this.#bytes(source));
+      return tensor;
+    }
     store.write(tensor, bf16ArrayToF32(this.#read(source, 0, 1, columns, columns).subarray(0, columns)));
     return tensor;
   }
@@ -102,11 +121,65 @@ class Loader implements Disposable {
   async matrix(spec: WeightSpec, source: CheckpointTensor, encoding: Encoding): Promise<Matrix> {
     const matrix = this.#create(spec, source.name, encoding);
     if (spec.storedTransposed) await this.#uploadTransposed(matrix, source);
-    else await this.#uploadRows(matrix, source);
+    else for (const part of matrix.parts) await this.#uploadRows(spec.columns, source, { ...part, at: 0 });
     if (encoding === "bf16") return matrix;
     const quantized = await quantizeMatrix(matrix, encoding, source.name, this.#context);
     await this.#context.device.reclaim(); // or two matrices in bfloat16 were there at a time, and one is planned
     return quantized;
+  }
+
+  /** Into the stack of its layer's experts. What is quantized lies beside it for a moment. */
+  async expert(spec: WeightSpec, source: CheckpointTensor, encoding: Encoding, stored?: StoredWeight): Promise<void> {
+    const { parts } = this.#stackOf(spec, encoding);
+    if (encoding === "bf16") {
+      for (const part of parts.filter((part) => placeIn(part, spec) !== undefined)) {
+        await this.#uploadRows(spec.columns, source, { ...part, at: placeIn(part, spec)! });
+      }
+      return;
+    }
+    const { store, commands, device } = this.#context;
+    const matrix = stored ? await this.storedMatrix(spec, source, stored) : await this.matrix(spec, source, encoding);
+    for (const from of matrix.parts) {
+      const to = parts.find((part) => placeIn(part, spec, from.firstRow) !== undefined)!;
+      const row = placeIn(to, spec, from.firstRow)!;
+      commands.copy(from.tensor, 0, to.tensor, row * to.tensor.rowBytes, from.rows * from.tensor.rowBytes);
+      const scalesBefore = scaleCount(row, spec.columns, encoding);
+      commands.copy(from.scales!, 0, to.scales!, scalesBefore * 4, from.scales!.columns * 4);
+    }
+    commands.flush();
+    for (const { tensor, scales } of matrix.parts) {
+      store.destroy(tensor);
+      if (scales) store.destroy(scales);
+    }
+    await device.reclaim();
+  }
+
+  stack(name: string): ExpertStack {
+    const stack = this.#stacks.get(name);
+    if (!stack) throw new Error(`${name} was not in the load plan`);
+    return stack;
+  }
+
+  /** With room for all experts, made when the first of them comes. */
+  #stackOf(spec: WeightSpec, encoding: Encoding): ExpertStack {
+    const { name } = spec.stack!;
+    const made = this.#stacks.get(name);
+    if (made) return made;
+    const { store, maxBindingBytes } = this.#context;
+    const { columns } = spec;
+    const parts = stackParts(spec, encoding, maxBindingBytes).map((part): ExpertPart => {
+      const rows = part.experts * part.rows;
+      const label = `${name}[${part.firstExpert}, ${part.firstRow}]`;
+      if (encoding === "bf16") return { ...part, tensor: store.create(label, rows, columns, "bf16") };
+      return {
+        ...part,
+        tensor: store.create(label, rows, codeWords(columns, encoding), "u32"),
+        scales: store.create(`${label} scales`, 1, scaleCount(rows, columns, encoding), "f32"),
+      };
+    });
+    const stack = { encoding, parts };
+    this.#stacks.set(name, stack);
+    return stack;
   }
 
   /** Codes and scales as the checkpoint has them. */
@@ -116,7 +189,7 @@ class Loader implements Disposable {
     if (stored.layout) checkLayout(this.#bytes(stored.layout), stored.layout);
     const words = codeWords(columns, encoding);
     const scales = this.#scales(spec, stored);
-    const parts = this.#partsOf(rows, words * 4, splitRows(columns, encoding)).map(
+    const parts = this.#partsOf(rows, spec.stack ? strideOf(columns, "bf16") * 2 : words * 4, stepOf(spec, encoding)).map(
       ({ firstRow, count }): MatrixPart => {
         const label = `${source.name}[${firstRow}]`;
         const firstScale = encoding === "int8" ? firstRow : (firstRow * columns) / NF4_BLOCK;
@@ -173,9 +246,10 @@ class Loader implements Disposable {
   }
 
   /** In bfloat16, split so that each part can be bound and, later, encoded by itself. */
-  #create({ rows, columns }: WeightSpec, label: string, encoding: Encoding): Matrix {
+  #create(spec: WeightSpec, label: string, encoding: Encoding): Matrix {
+    const { rows, columns } = spec;
     const { store } = this.#context;
-    const parts = this.#partsOf(rows, strideOf(columns, "bf16") * 2, splitRows(columns, encoding)).map(
+    const parts = this.#partsOf(rows, strideOf(columns, "bf16") * 2, stepOf(spec, encoding)).map(
       ({ firstRow, count }): MatrixPart => {
         const tensor = store.create(`${label}[${firstRow}]`, count, columns, "bf16");
         return { firstRow, rows: count, tensor };
@@ -184,23 +258,21 @@ class Loader implements Disposable {
     return { rows, columns, encoding: "bf16", parts };
   }
 
-  /** Rows in parts that can be bound, each a multiple of `step` rows but for the last. */
   #partsOf(rows: number, rowBytes: number, step: number): { firstRow: number; count: number }[] {
-    const most = Math.max(1, Math.floor(this.#context.maxBindingBytes / (rowBytes * step))) * step;
-    return Array.from({ length: Math.ceil(rows / most) }, (_, part) => ({
-      firstRow: part * most,
-      count: Math.min(most, rows - part * most),
-    }));
+    return rowParts(rows, rowBytes, step, this.#context.maxBindingBytes);
   }
 
-  async #uploadRows({ columns, parts }: Matrix, source: CheckpointTensor): Promise<void> {
+  /** Rows of the file from `firstRow` on to those of a tensor from `at` on. */
+  async #uploadRows(
+    columns: number,
+    source: CheckpointTensor,
+    { firstRow, rows, tensor, at }: { firstRow: number; rows: number; tensor: Tensor; at: number },
+  ): Promise<void> {
     const most = Math.floor(PIECE_BYTES / (columns * bytesPerValue(source)));
-    for (const { firstRow, tensor } of parts) {
-      for (const { first, count } of pieces(tensor.rows, most, 2)) {
-        const values = this.#read(source, firstRow + first, count, columns, tensor.stride);
-        this.#context.store.write(tensor, values, first * tensor.rowBytes);
-        await this.#settle(values.byteLength);
-      }
+    for (const { first, count } of pieces(rows, most, 2)) {
+      const values = this.#read(source, firstRow + first, count, columns, tensor.stride);
+      this.#context.store.write(tensor, values, (at + first) * tensor.rowBytes);
+      await this.#settle(values.byteLength);
     }
   }
 
@@ -235,9 +307,26 @@ class Loader implements Disposable {
     const rowBytes = columns * bytesPerValue(source);
     for (const { first, count } of pieces(rows, Math.floor(READ_BYTES / rowBytes), 1)) {
       const begin = source.begin + (firstRow + first) * rowBytes;
-      this.#convert(source, begin, values.subarray(first * stride, (first + count) * stride), columns, stride);
+      const target = values.subarray(first * stride, (first + count) * stride);
+      if (source.dtype === "F8_E4M3") this.#convertFp8(source, begin, target, firstRow + first, columns, stride);
+      else this.#convert(source, begin, target, columns, stride);
     }
     return values;
+  }
+
+  #convertFp8(
+    { file }: CheckpointTensor,
+    begin: number,
+    values: Uint16Array,
+    firstRow: number,
+    columns: number,
+    stride: number,
+  ): void {
+    const bytes = Math.floor(values.length / stride) * columns;
+    if (this.#raw.length < bytes) this.#raw = new Uint8Array(bytes);
+    const codes = this.#raw.subarray(0, bytes);
+    this.#reader.read(file, begin, codes);
+    fp8ToBf16(codes, { firstRow, columns, stride }, this.#blockScales, values);
   }
 
   /** Fills rows of `stride` values with `columns` values each, which are those of the file from `begin` on. */
@@ -293,4 +382,11 @@ function* pieces(count: number, most: number, least: number): Generator<{ first:
   for (let first = 0; first < count; first += step) yield { first, count: Math.min(step, count - first) };
 }
 
-const bytesPerValue = ({ dtype }: CheckpointTensor): number => (dtype === "F32" ? 4 : 2);
+const bytesPerValue = ({ dtype }: CheckpointTensor): number => (dtype === "F32" ? 4 : dtype === "F8_E4M3" ? 1 : 2);
+
+/** Rows that a split leaves together: those of a head, and where a block of values begins anew. */
+function stepOf({ columns, rowsTogether = 1 }: WeightSpec, encoding: Encoding): number {
+  let step = rowsTogether;
+  while (step % splitRows(columns, encoding) !== 0) step += rowsTogether;
+  return step;
+}

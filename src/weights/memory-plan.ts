@@ -5,7 +5,7 @@ import { tensorBytes } from "../gpu/tensor.ts";
 import type { Encoding, WeightSpec } from "../nn/index.ts";
 import { IN_FLIGHT_BYTES } from "./load.ts";
 import type { LoadPlan, PlannedBuffer, PlannedWeight } from "./plan.ts";
-import { scaleCount } from "./quantize.ts";
+import { codeWords, scaleCount } from "./quantize.ts";
 
 /**
  * What a byte of the device is for. `weights` to `staging` are taken for good: together they are what the loader allocates.
@@ -114,9 +114,15 @@ const LOGITS = /^(logits|gathered|gather_index|argmax)/;
 /** What is taken for a moment: the matrix that is being quantized, and what the driver copies of written bytes. */
 function loadingRows({ weights, buffers }: LoadPlan): MemoryRow[] {
   const quantizing = weights.map(({ encoding, stored, specs: [spec] }) => {
-    if (encoding === "bf16" || stored) return 0;
-    const { rows, columns } = spec!;
-    return tensorBytes(rows, columns, "bf16") + (encoding === "int8" ? tensorBytes(1, rows, "f32") : 0);
+    if (encoding === "bf16") return 0;
+    const { rows, columns, stack } = spec!;
+    // An expert's codes lie beside their stack until they are copied into it.
+    const beside = stack
+      ? tensorBytes(rows, codeWords(columns, encoding), "u32") +
+        tensorBytes(1, scaleCount(rows, columns, encoding), "f32")
+      : 0;
+    if (stored) return beside;
+    return beside + tensorBytes(rows, columns, "bf16") + (encoding === "int8" ? tensorBytes(1, rows, "f32") : 0);
   });
   const wire = buffers.find(({ label }) => label === "wire")?.deviceBytes ?? 0;
   return [

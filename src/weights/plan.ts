@@ -5,7 +5,7 @@ import { tensorBytes } from "../gpu/tensor.ts";
 import { type Family, logitRowsFor, type ModelConfig, type StageOptions } from "../models/index.ts";
 import { type Encoding, PAGE_TOKENS, type TemporarySpec, type WeightSpec } from "../nn/index.ts";
 import type { Checkpoint, CheckpointTensor } from "../safetensors/checkpoint.ts";
-import { findBlockScales, isBlockScales, scalesName } from "./fp8.ts";
+import { findBlockScales, scalesName } from "./fp8.ts";
 import { codeWords, NF4_BLOCK, scaleCount } from "./quantize.ts";
 import { companionsOf, findStored, isStoredCodeBook, storedNames, type StoredWeight } from "./stored.ts";
 
@@ -60,12 +60,17 @@ const PASS_TOKENS = 512;
 /** A weight whose file has it transposed passes through the device in pieces of this size. */
 export const UPLOAD_BYTES = 8 * 2 ** 20;
 
-const withStored = (name: string): string[] => [name, ...storedNames(name)];
+const withStored = ({ names, kind, quantizable }: WeightSpec): string[] =>
+  names.flatMap((name) => [
+    name,
+    ...(quantizable ? storedNames(name) : []),
+    ...(kind === "matrix" ? [scalesName(name)] : []),
+  ]);
 
 /** The names of the tensors that the span needs, whichever prefix the checkpoint uses. */
 export function neededNames(family: Family, config: ModelConfig, options: StageOptions): Set<string> {
   const specs = family.specs(config, options).flatMap((module) => module.weights);
-  const names = specs.flatMap((spec) => (spec.quantizable ? spec.names.flatMap(withStored) : spec.names));
+  const names = specs.flatMap(withStored);
   return new Set(family.prefixes.flatMap((prefix) => names.map((name) => prefix + name)));
 }
 
@@ -83,9 +88,15 @@ export function unexpectedNames(
     ...options,
     span: { start: 0, end: config.layers, total: config.layers },
   });
-  const isKnown = (name: string) => known.has(name) || isStoredCodeBook(name) || family.ignored.test(name);
+  const isKnown = (name: string) =>
+    known.has(name) ||
+    isStoredCodeBook(name) ||
+    family.ignored.test(name) ||
+    (family.mayHaveMoreLayers && layerOf(name) >= config.layers);
   return [...checkpoint.tensors.keys()].filter((name) => !isKnown(name));
 }
+
+const layerOf = (name: string): number => Number(/(?:^|\.)layers\.(\d+)\./.exec(name)?.[1] ?? -1);
 
 /**
  * Everything that loading the span will do, decided without a device and without reading a tensor.
@@ -224,7 +235,7 @@ function checkTensor(
   if (dtype !== "F32" && dtype !== "F16" && dtype !== "BF16" && !hasBlockScales) {
     throw new UserError(
       "unsupported_model",
-      `${file.name}: tensor ${name} is ${dtype}, and meshnet reads F32, F16, BF16 and what bitsandbytes makes of them`,
+      `${file.name}: tensor ${name} is ${dtype}, and meshnet reads F32, F16, BF16, matrices in FP8 (F8_E4M3), and what bitsandbytes makes of them`,
       "use a checkpoint in one of these types",
     );
   }

@@ -7,12 +7,13 @@ import { absolute, Bench, expectSame, expectWithin, range, Sampler, U } from "./
 
 const POSITIONS = 50;
 
-const CASES = [
+const CASES: { first: number; heads: number; headStride: number; pairs: number; interleaved?: boolean }[] = [
   { first: 0, heads: 1, headStride: 2, pairs: 1 },
   { first: 0, heads: 5, headStride: 20, pairs: 10 },
   { first: 0, heads: 3, headStride: 15, pairs: 3 }, // some dimensions of each head stay
   { first: 20, heads: 4, headStride: 60, pairs: 10 }, // the keys of rows that hold q, k and v head by head
   { first: 0, heads: 2, headStride: 256, pairs: 128 },
+  { first: 9, heads: 3, headStride: 21, pairs: 5, interleaved: true }, // behind other dimensions of each head
 ];
 
 describeOnDevices("rotary positions", ({ open }) => {
@@ -31,6 +32,7 @@ describeOnDevices("rotary positions", ({ open }) => {
         HEAD_STRIDE: heads.headStride,
         FIRST: heads.first,
         PAIRS: heads.pairs,
+        INTERLEAVED: heads.interleaved ? 1 : 0,
         STRIDE: tensor.stride,
         ANGLE_STRIDE: table.stride,
         WORKGROUP,
@@ -50,15 +52,16 @@ describeOnDevices("rotary positions", ({ open }) => {
       const angles = anglesOf(sampler, heads.pairs);
       const positions = x.map(() => sampler.integer(POSITIONS));
       const actual = await run(x, positions, angles);
-      const expected = rope(x, positions, angles, heads);
+      const expected = rope(x, positions, angles, heads, heads.interleaved);
       // Two products and their sum, each off by U, whether or not one of them is fused.
       const terms = rope(
         absolute(x),
         positions,
         absolute(angles).map((row) => row.map((value, i) => (i < heads.pairs ? value : -value))),
         heads,
+        heads.interleaved,
       );
-      const others = rope(absolute(x), positions, absolute(angles), heads);
+      const others = rope(absolute(x), positions, absolute(angles), heads, heads.interleaved);
       expectWithin(actual, expected, (row, column) =>
         expected[row]![column] === x[row]![column]
           ? 0

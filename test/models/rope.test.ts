@@ -115,6 +115,23 @@ describe("where the parameters of a rope may stand:", () => {
     expect(rope(phi3)).toMatchObject({ scaling: { type: "longrope", trained: 2048 } });
   });
 
+  test("a model whose rope stretches it knows more positions than max_position_embeddings says", () => {
+    const reach = (rope_scaling: Record<string, unknown>) =>
+      readModel({ model_type: "llama", max_position_embeddings: 2048, rope_scaling }).config.maxPositions;
+    expect(reach({ type: "linear", factor: 4 })).toBe(2048); // such files say the stretched length
+    expect(reach({ type: "dynamic", factor: 4 })).toBe(8192);
+    expect(reach({ type: "yarn", factor: 4, original_max_position_embeddings: 2048 })).toBe(8192);
+    expect(reach({ type: "yarn", factor: 2, original_max_position_embeddings: 512 })).toBe(2048);
+  });
+
+  test("with longrope a model has an edge, beyond which contexts are turned otherwise", () => {
+    const factors = Array.from({ length: 48 }, () => 1);
+    const rope_scaling = { type: "longrope", short_factor: factors, long_factor: factors };
+    const { config } = readModel({ model_type: "phi3", max_position_embeddings: 131072, rope_scaling });
+    expect(config).toMatchObject({ contextEdge: 4096, maxPositions: 131072 });
+    expect(readModel({ model_type: "phi3" }).config.contextEdge).toBeUndefined();
+  });
+
   test("Gemma 3 scales its full layers only", () => {
     const json = { model_type: "gemma3_text", rope_scaling: { rope_type: "linear", factor: 8 } };
     expect(rope(json, "full")).toMatchObject({ theta: 1e6, scaling: { type: "linear", factor: 8 } });

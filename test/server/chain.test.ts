@@ -219,7 +219,8 @@ describe("when the next node fails", () => {
 });
 
 describe("admission", () => {
-  const own = { model: "digest-of-tiny", end: 2, hiddenSize: HIDDEN, vocabSize: VOCAB };
+  const context = { own: 4096, edge: 4096 };
+  const own = { model: "digest-of-tiny", end: 2, hiddenSize: HIDDEN, vocabSize: VOCAB, context };
   const admit = (url: string) => {
     const admission = new Admission({
       next: new NextNode({ url, own }),
@@ -255,6 +256,12 @@ describe("admission", () => {
       info: { vocab_size: 9 },
       code: "model_mismatch",
       says: /vocabulary 9.*vocabulary 256/,
+    },
+    {
+      what: "a context on the other side of where the model turns positions otherwise",
+      info: { max_context: 4097 },
+      code: "model_mismatch",
+      says: /context of 4097 tokens.*one of 4096/,
     },
   ])("a next node with $what is refused with both values, and the node may exit", async ({ info, code, says }) => {
     const error: UserError = await admit(fakeNext(() => new Response(), { ...infoOfTail, ...info })).then(
@@ -378,6 +385,7 @@ const infoOfTail = {
   end: 4,
   hidden_size: HIDDEN,
   vocab_size: VOCAB,
+  max_context: 2048,
 };
 
 /** A next node that answers a call as a test wants. */

@@ -45,6 +45,7 @@ export interface TinyNodeOptions extends TinyStageOptions {
   readonly limits?: AppOptions["limits"];
   readonly allowed?: AppOptions["allowed"];
   readonly textModel?: AppOptions["textModel"];
+  readonly page?: AppOptions["page"];
   readonly timing?: AppOptions["timing"];
   readonly sessionIdleMs?: number;
   readonly clock?: () => number;
@@ -78,6 +79,7 @@ export async function startNode(options: TinyNodeOptions): Promise<TinyNode> {
     memory: () => ({ planned: 3, allocated: 2, available: null }),
     allowed: options.allowed,
     textModel: options.textModel,
+    page: options.page,
     timing: options.timing,
     sessionIdleMs: options.sessionIdleMs,
     clock: options.clock,

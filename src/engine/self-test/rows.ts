@@ -205,24 +205,31 @@ export const ROW_TESTS: readonly SelfTest[] = [
       return Math.fround(i < pairs ? Math.cos(angle) : Math.sin(angle));
     });
     const positions = Array.from({ length: ROWS }, () => sampler.integer(20));
-    const [x, table] = [bench.input(values), bench.input(angles)];
+    const table = bench.input(angles);
     const tokens = bench.input(
       positions.map((position) => [0, position]),
       "u32",
     );
     const { headStride, first, heads } = HEADS;
-    const constants = {
-      HEADS: heads,
-      HEAD_STRIDE: headStride,
-      FIRST: first,
-      PAIRS: pairs,
-      STRIDE: x.stride,
-      ANGLE_STRIDE: table.stride,
-      WORKGROUP,
-    };
-    const dims = { rows: ROWS, columns: heads * pairs };
-    await bench.run(kernel, constants, { tokens, angles: table, x }, {}, dims);
-    return within(await bench.read(x), ropeReference(values, positions, angles, HEADS), CLOSE);
+    for (const interleaved of [false, true]) {
+      const x = bench.input(values);
+      const constants = {
+        HEADS: heads,
+        HEAD_STRIDE: headStride,
+        FIRST: first,
+        PAIRS: pairs,
+        INTERLEAVED: interleaved ? 1 : 0,
+        STRIDE: x.stride,
+        ANGLE_STRIDE: table.stride,
+        WORKGROUP,
+      };
+      const dims = { rows: ROWS, columns: heads * pairs };
+      await bench.run(kernel, constants, { tokens, angles: table, x }, {}, dims);
+      const expected = ropeReference(values, positions, angles, HEADS, interleaved);
+      const wrong = within(await bench.read(x), expected, CLOSE);
+      if (wrong) return `${interleaved ? "neighbours" : "halves"}: ${wrong}`;
+    }
+    return undefined;
   }),
 
   selfTest(softcap, async (bench, kernel) => {

@@ -1,12 +1,13 @@
 import type { Matrix } from "./matrix.ts";
 import type { HeadColumns } from "./rms-norm.ts";
 
-/** Turns the pairs (i, i + pairs) of some heads of each row; `angles[position]` holds the cosines, then the sines. */
+/** Turns the pairs of some heads of each row, (i, i + pairs) or, interleaved, (2i, 2i + 1); `angles[position]` holds the cosines, then the sines. */
 export const rope = (
   x: Matrix,
   positions: readonly number[],
   angles: Matrix,
   { first, heads, headStride }: Omit<HeadColumns, "headDim">,
+  interleaved = false,
 ): number[][] =>
   x.map((values, token) => {
     const row = Array.from(values);
@@ -14,10 +15,11 @@ export const rope = (
     const pairs = turn.length / 2;
     for (let head = 0; head < heads; head++) {
       for (let pair = 0; pair < pairs; pair++) {
-        const at = first + head * headStride + pair;
-        const [a, b, cosine, sine] = [row[at]!, row[at + pairs]!, turn[pair]!, turn[pairs + pair]!];
+        const at = first + head * headStride + (interleaved ? 2 * pair : pair);
+        const other = at + (interleaved ? 1 : pairs);
+        const [a, b, cosine, sine] = [row[at]!, row[other]!, turn[pair]!, turn[pairs + pair]!];
         row[at] = a * cosine - b * sine;
-        row[at + pairs] = b * cosine + a * sine;
+        row[other] = b * cosine + a * sine;
       }
     }
     return row;
