@@ -35,8 +35,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   if (group.x == 0u) {
     for (var i = lane; i < tokens * TURNED; i += WORKGROUP) {
       let token = first + i / TURNED;
-      let from = token * STRIDE + head * (PLAIN + TURNED) + PLAIN;
-      y[token * STRIDE_OUT + head * (LATENT + TURNED) + LATENT + i % TURNED] = q[from + i % TURNED];
+      let turned_at = token * STRIDE + head * (PLAIN + TURNED) + PLAIN;
+      y[token * STRIDE_OUT + head * (LATENT + TURNED) + LATENT + i % TURNED] = q[turned_at + i % TURNED];
     }
   }
   if (column8 * 8u >= LATENT) {

@@ -15,8 +15,8 @@ export interface ServeBenchOptions {
   /** Texts that are made alone, one after the other. */
   readonly runs: number;
   readonly signal: AbortSignal;
-  /** Told what is measured now. */
-  readonly onPhase?: (phase: string) => void;
+  /** Told what is measured now, and what the last measurement gave. */
+  readonly onPhase?: (phase: string, last?: AloneResult | SessionsResult) => void;
 }
 
 export interface ServeBenchmark {
@@ -96,10 +96,10 @@ export async function benchServe(client: HeadClient, options: ServeBenchOptions)
   const alone = await bench.alone(runs);
   const together: SessionsResult[] = [];
   for (const count of sessions) {
-    onPhase(`${count} at a time`);
+    onPhase(`${count} at a time`, together.at(-1) ?? alone);
     together.push(await bench.together(count));
   }
-  onPhase("a long prompt beside a session");
+  onPhase("a long prompt beside a session", together.at(-1));
   const prefill = await bench.prefill();
   const nodes = ((await nodesOf(client, signal)) ?? [info]).map(({ start, end, layers, device, quantization }) => ({
     layers: `${start}-${end} of ${layers}`,

@@ -36,9 +36,13 @@ export async function compileProducts(
   { device, pipelines }: { device: Device; pipelines: PipelineCache },
 ): Promise<Products> {
   const many: Product = await pipelines.compile(gemm[encoding], shape);
-  if (device.info.isSoftware) {
-    return { few: await pipelines.compile(gemvLanes[encoding], shape), fewRows: LANES_ROWS, many };
+  const blocks = ceilDiv(shape.WEIGHT_STRIDE, 32);
+  // gemv keeps a sum for each block: a row of more than 32,768 columns is too long for the memory that every device has.
+  const hasRoom = GEMV_OUTPUTS * blocks * 4 <= device.limits.maxComputeWorkgroupStorageSize;
+  if (device.info.isSoftware || !hasRoom) {
+    const few = await pipelines.compile(gemvLanes[encoding], shape);
+    return { few, fewRows: hasRoom ? LANES_ROWS : GEMV_ROWS, many };
   }
-  const constants = { ...shape, OUTPUTS: GEMV_OUTPUTS, BLOCKS: ceilDiv(shape.WEIGHT_STRIDE, 32) };
+  const constants = { ...shape, OUTPUTS: GEMV_OUTPUTS, BLOCKS: blocks };
   return { few: await pipelines.compile(gemv[encoding], constants), fewRows: GEMV_ROWS, many };
 }

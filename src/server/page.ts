@@ -30,6 +30,5 @@ const HEADERS = {
   "Cache-Control": "no-cache", // another version of the node has another page
   "Referrer-Policy": "no-referrer",
   "X-Content-Type-Options": "nosniff",
-  "Cross-Origin-Opener-Policy": "same-origin",
   "Cross-Origin-Resource-Policy": "same-origin",
 };

@@ -254,11 +254,12 @@ describe.skipIf(!chromium)(`the page of a head, ${inChromium},`, () => {
     for (const _ of controls) {
       await page.press("Tab");
       const focused = "document.activeElement";
-      const [name, outline] = await page.evaluate<[string, string]>(
-        `[${focused}.id || ${focused}.parentElement.id, getComputedStyle(${focused}).outlineWidth]`,
+      const style = `getComputedStyle(${focused})`;
+      const [name, ...outline] = await page.evaluate<[string, string, string]>(
+        `[${focused}.id || ${focused}.parentElement.id, ${style}.outlineStyle, ${style}.outlineWidth]`,
       );
       reached.push(name);
-      expect(outline).toBe("3px");
+      expect(outline).toEqual(["solid", "3px"]);
     }
     expect(reached).toEqual(controls);
     const { nodes } = await page.call<{
