@@ -9,7 +9,7 @@ import {
 } from "../mesh/bench-serve.ts";
 import { planNode } from "../server/plan-node.ts";
 import { loggerOf, wholeNumber, wordList } from "./flags.ts";
-import { Interrupts } from "./interrupt.ts";
+import { Interrupts, unlessInterrupted } from "./interrupt.ts";
 import { checkHeadArgs, type HeadArgs, openHead } from "./open-head.ts";
 
 /** Flags of `meshnet bench serve` alone. */
@@ -42,7 +42,7 @@ export interface ServeArgs extends HeadArgs {
 export async function runBenchServe(args: ServeArgs, runs: number): Promise<number> {
   const counts = wordList(args.sessions).map((text) => wholeNumber("sessions", text, 1, 1024)!);
   if (counts.length === 0) throw new UserError("bad_usage", "--sessions is empty", "give numbers, as 1,4,16");
-  checkHeadArgs(args);
+  const from = checkHeadArgs(args);
   const signal = new Interrupts().begin();
   const log = loggerOf(args);
   const options: ServeBenchOptions = {
@@ -54,19 +54,29 @@ export async function runBenchServe(args: ServeArgs, runs: number): Promise<numb
     signal,
     onPhase: (phase, last) => log.info("measuring", { what: phase, ...(last && { before: summary(last) }) }),
   };
-  const sessions = args.head === undefined ? contextsNeeded(options, await contextOf(args)) : 1;
-  await using head = await openHead(args, { signal, sessions });
-  const measured = await Promise.race([benchServe(head.client, options), head.failure]);
-  console.log(
-    args.json ? JSON.stringify({ ...optionsJson(options), ...measured }, undefined, 2) : describe(measured, options),
-  );
-  return 0;
+  const sessions = from === "head" ? 1 : contextsNeeded(options, await contextOf(args));
+  return unlessInterrupted(signal, async () => {
+    await using head = await openHead(args, { signal, sessions });
+    const measured = await Promise.race([benchServe(head.client, options), head.failure]);
+    console.log(
+      args.json ? JSON.stringify({ ...optionsJson(options), ...measured }, undefined, 2) : describe(measured, options),
+    );
+    return 0;
+  });
 }
 
 async function contextOf(args: ServeArgs): Promise<number> {
   const config = {
-    ...{ modelId: args["model-id"]!, revision: args.revision, cacheDir: args["cache-dir"], offline: args.offline },
-    ...{ shardStart: 0, host: "", port: 0, allowedHosts: [], allowedOrigins: [], device: "auto" },
+    modelId: args["model-id"]!,
+    revision: args.revision,
+    cacheDir: args["cache-dir"],
+    offline: args.offline,
+    shardStart: 0,
+    host: "",
+    port: 0,
+    allowedHosts: [],
+    allowedOrigins: [],
+    device: "auto",
     maxContext: wholeNumber("max-context", args["max-context"], 1),
   };
   const { load } = await planNode(config, { log: loggerOf({ ...args, "log-level": "error" }), env: process.env });

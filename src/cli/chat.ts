@@ -5,7 +5,7 @@ import { type Answer, answerJson, describeSpeed, printer, takeAnswer } from "./a
 import { ask, lines } from "./ask.ts";
 import { defineCommand } from "./command.ts";
 import { COMMAND_HELP, Conversation, type Line, readLine } from "./conversation.ts";
-import { EXIT_INTERRUPTED, Interrupts } from "./interrupt.ts";
+import { EXIT_INTERRUPTED, Interrupts, unlessInterrupted } from "./interrupt.ts";
 import { checkHeadArgs, headFlags, openHead } from "./open-head.ts";
 import { openStdout, type Stdout } from "./stdout.ts";
 import { greedyUnlessAsked, textFlags, textOptions } from "./text-flags.ts";
@@ -52,7 +52,7 @@ export const chat = defineCommand({
     const stdout = openStdout();
     const interrupts = new Interrupts();
     const signal = interrupts.begin();
-    try {
+    return unlessInterrupted(signal, async () => {
       await using head = await openHead(args, { signal, sessions: 1 });
       const { client, failure } = head;
       const info = await client.info(signal);
@@ -63,10 +63,7 @@ export const chat = defineCommand({
       const parts = { client, model, ...said, stdout, interrupts, failure, json, quiet };
       const isTerminal = process.stdin.isTTY === true && process.stdout.isTTY === true;
       return await (isTerminal ? converse(parts) : answerLines(parts));
-    } catch (error) {
-      if (signal.aborted && error === signal.reason) return EXIT_INTERRUPTED;
-      throw error;
-    }
+    });
   },
 });
 

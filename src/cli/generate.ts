@@ -3,7 +3,7 @@ import { UserError } from "../base/errors.ts";
 import type { TextEvent } from "../mesh/head-client.ts";
 import { type Answer, answerJson, describeSpeed, printer, takeAnswer } from "./answer.ts";
 import { defineCommand } from "./command.ts";
-import { EXIT_INTERRUPTED, Interrupts } from "./interrupt.ts";
+import { EXIT_INTERRUPTED, Interrupts, unlessInterrupted } from "./interrupt.ts";
 import { checkHeadArgs, headFlags, openHead } from "./open-head.ts";
 import { openStdout, type Stdout } from "./stdout.ts";
 import { greedyUnlessAsked, readText, textFlags, textOptions } from "./text-flags.ts";
@@ -35,7 +35,7 @@ export const generate = defineCommand({
     const prompt = await promptOf(args);
     const stdout = openStdout();
     const signal = new Interrupts().begin();
-    try {
+    return unlessInterrupted(signal, async () => {
       await using head = await openHead(args, { signal, sessions: 1 });
       const info = await head.client.info(signal);
       const texts = head.client.text({ prompt }, greedyUnlessAsked(options, info), signal);
@@ -46,10 +46,7 @@ export const generate = defineCommand({
       await stdout.flush();
       if (!args.quiet) console.error(describeSpeed(answer));
       return signal.aborted ? EXIT_INTERRUPTED : 0;
-    } catch (error) {
-      if (signal.aborted && error === signal.reason) return EXIT_INTERRUPTED;
-      throw error;
-    }
+    });
   },
 });
 

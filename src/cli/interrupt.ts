@@ -18,3 +18,13 @@ export class Interrupts {
     return this.#control.signal;
   }
 }
+
+/** The exit code of work that may end because its signal does. */
+export async function unlessInterrupted(signal: AbortSignal, work: () => Promise<number>): Promise<number> {
+  try {
+    return await work();
+  } catch (error) {
+    if (signal.aborted && error === signal.reason) return EXIT_INTERRUPTED;
+    throw error;
+  }
+}

@@ -5,6 +5,7 @@ import { startNode } from "../server/node.ts";
 import { type Quantization, QUANTIZATIONS } from "../server/plan-node.ts";
 import { hubFlags, logFlags, loggerOf, wholeNumber } from "./flags.ts";
 import { showDownload, StatusLine } from "./progress.ts";
+import { environmentName } from "./strict.ts";
 import { byteSize } from "./units.ts";
 
 /** Flags of a model that this process holds as a whole. */
@@ -52,20 +53,33 @@ export interface OpenedHead extends AsyncDisposable {
 /** A text that is broken off is still in a pass, which nobody waits for any longer. */
 const FAREWELL_MS = 500;
 
-/** Throws UserError `bad_usage` unless exactly one of `--head` and `--model-id` says which model. */
-export function checkHeadArgs(args: HeadArgs): void {
+/**
+ * Which of `--head` and `--model-id` says where texts come from. A flag on the command line wins over one of the environment, which
+ * may be meant for nodes. Throws UserError `bad_usage` where both or neither do, or a node's flag is given for a chain.
+ */
+export function checkHeadArgs(args: HeadArgs): "head" | "model-id" {
   const hint = "give --head URL for a chain that runs, or --model-id for a model that this process holds";
-  if (args.head === undefined && args["model-id"] === undefined) {
-    throw new UserError("bad_usage", "neither --head nor --model-id says which model", hint);
+  const given = (["head", "model-id"] as const).filter((flag) => args[flag] !== undefined);
+  const [first, ...others] = given.length > 1 ? given.filter((flag) => isTyped(flag, args)) : given;
+  if (given.length === 0) throw new UserError("bad_usage", "neither --head nor --model-id says which model", hint);
+  if (first === undefined || others.length > 0) {
+    throw new UserError("bad_usage", "both --head and --model-id are given", hint);
   }
-  if (args.head === undefined) return;
-  if (args["model-id"] !== undefined) throw new UserError("bad_usage", "both --head and --model-id are given", hint);
-  const idle = (Object.keys(modelFlags) as (keyof typeof modelFlags)[]).find(
-    (flag) => args[flag] !== undefined && args[flag] !== false,
-  );
-  if (idle === undefined) return;
+  const idle = (Object.keys(modelFlags) as (keyof typeof modelFlags)[]).find((flag) => isTyped(flag, args));
+  if (first === "model-id" || idle === undefined) return first;
   const problem = `--${idle} is for a model that this process holds (--model-id), and --head names a chain`;
   throw new UserError("bad_usage", problem, `give --${idle} to the nodes of the chain`);
+}
+
+/** Whether a flag is on the command line. */
+function isTyped(flag: keyof HeadArgs & string, args: HeadArgs): boolean {
+  const value = args[flag];
+  const inEnvironment = process.env[environmentName(flag)];
+  return (
+    value !== undefined &&
+    value !== false &&
+    (inEnvironment === undefined || (value !== true && value !== inEnvironment))
+  );
 }
 
 /**
@@ -76,10 +90,9 @@ export async function openHead(
   args: HeadArgs,
   { signal, sessions, quiet = args.quiet ?? false }: { signal: AbortSignal; sessions: number; quiet?: boolean },
 ): Promise<OpenedHead> {
-  checkHeadArgs(args);
-  if (args.head !== undefined) {
+  if (checkHeadArgs(args) === "head") {
     const failure = new Promise<never>(() => {});
-    return { client: new HeadClient(args.head), failure, [Symbol.asyncDispose]: async () => {} };
+    return { client: new HeadClient(args.head!), failure, [Symbol.asyncDispose]: async () => {} };
   }
   const line = new StatusLine(
     (text) => process.stderr.write(text),

@@ -65,26 +65,22 @@ function checkWords(command: string, args: ArgsDef, words: readonly string[]): v
   }
 }
 
-/** The words with a flag's later occurrences left out, and the values of all of them. */
+/** The words with a flag that may be given several times in them once, and all its values. */
 export function onceEach(
   flag: string | undefined,
   words: readonly string[],
 ): { readonly once: readonly string[]; readonly values: readonly string[] } {
-  const end = words.indexOf("--");
-  const once: string[] = [];
   const values: string[] = [];
+  const others: string[] = [];
+  const end = words.indexOf("--");
   for (let i = 0; i < words.length; i++) {
-    const word = words[i]!;
-    const [name, value] = splitFlag(word);
-    const isOne = flag !== undefined && name === `--${flag}` && (end < 0 || i < end);
-    const text = value ?? words[i + 1];
-    // One without a value is left in its place, where it is found to be wrong.
-    const isWhole = isOne && text !== undefined && text !== "" && (value !== undefined || !text.startsWith("--"));
-    if (isWhole) values.push(text);
-    if (!isWhole || values.length === 1) once.push(...(isWhole && value === undefined ? [word, text] : [word]));
-    if (isWhole && value === undefined) i++;
+    const [name, value] = splitFlag(words[i]!);
+    if (flag === undefined || name !== `--${flag}` || (end >= 0 && i > end)) others.push(words[i]!);
+    else if (value !== undefined) values.push(value);
+    else values.push(words[i + 1]?.startsWith("--") ? "" : (words[++i] ?? ""));
   }
-  return { once, values };
+  const shown = values.includes("") ? "" : values[0]; // one without a value is found to be wrong
+  return { once: shown === undefined ? others : [`--${flag}=${shown}`, ...others], values };
 }
 
 function splitFlag(word: string): [flag: string, value?: string] {

@@ -1,7 +1,9 @@
 import type { ArgsDef } from "citty";
 import { UserError } from "../base/errors.ts";
-import { type Compared, type EncodingReport, type JudgedQuality, type Verification, verify } from "../server/verify.ts";
+import type { Compared } from "../server/verify/encodings.ts";
+import { verify } from "../server/verify/verify.ts";
 import { defineCommand } from "./command.ts";
+import { describeVerification } from "./describe-verify.ts";
 import { hubFlags, logFlags, loggerOf, wholeNumber, wordList } from "./flags.ts";
 import { showDownload } from "./progress.ts";
 
@@ -25,7 +27,17 @@ const flags = {
     default: false,
     description: "Compare int8 with activations in INT8 too (exact LLM.int8()) as well",
   },
-  text: { type: "string", valueHint: "FILE", description: "What the model reads (default: a few built-in paragraphs)" },
+  reference: {
+    type: "string",
+    valueHint: "FILE",
+    description:
+      "What transformers computes of this model, layer by layer (default: reference.safetensors beside the weights, if it is there)",
+  },
+  text: {
+    type: "string",
+    valueHint: "FILE",
+    description: "Without a reference: what the model reads (default: a few built-in paragraphs)",
+  },
   device: {
     type: "string",
     default: "auto",
@@ -35,20 +47,22 @@ const flags = {
   "max-context": {
     type: "string",
     valueHint: "T",
-    description: "The longest sequence, in tokens (default: 256, or what the model has)",
+    description:
+      "The longest sequence, in tokens (default: 256, or what the model has; with a reference its longest prompt)",
   },
   ...hubFlags,
   json: { type: "boolean", default: false, description: "Print the result as JSON (docs/verify.md)" },
   ...logFlags,
 } satisfies ArgsDef;
 
-/** `meshnet verify`: what an encoding costs a model, and whether this machine computes as it should. */
+/** `meshnet verify`: whether this machine computes a model as it should, and what an encoding costs it. */
 export const verifyCommand = defineCommand({
   name: "verify",
-  description: "Compare a model's encodings with bfloat16, on this machine",
+  description: "Compare a model on this machine with a reference, or its encodings with bfloat16",
   args: flags,
   examples: [
     "meshnet verify --model-id openai-community/gpt2",
+    "meshnet verify --model-id ./gpt2 --reference gpt2-reference.safetensors",
     "meshnet verify --model-id ./gpt2 --quantization nf4 --text letters.txt --device cpu",
   ],
   async run(args) {
@@ -57,6 +71,7 @@ export const verifyCommand = defineCommand({
       modelId: args["model-id"],
       revision: args.revision,
       compared: comparedOf(args.quantization, args["int8-activations"]),
+      reference: args.reference,
       text: args.text,
       device: args.device,
       maxContext: wholeNumber("max-context", args["max-context"], 2),
@@ -65,7 +80,7 @@ export const verifyCommand = defineCommand({
     };
     const progress = showDownload({ log, format: args["log-format"] as "text" | "json" });
     const result = await verify(config, { log, env: process.env, progress });
-    console.log(args.json ? JSON.stringify(result, undefined, 2) : describe(result));
+    console.log(args.json ? JSON.stringify(result, undefined, 2) : describeVerification(result));
     return result.ok ? 0 : 1;
   },
 });
@@ -83,53 +98,3 @@ function comparedOf(text: string, int8Activations: boolean): Compared[] {
     `give one or both, as --quantization ${COMPARED.join(",")}`,
   );
 }
-
-function describe({ model, device, text, cut, encodings, problems, ok }: Verification): string {
-  const { tokens, sequences, predicted } = text;
-  const lines = [
-    ["model", `${model.id} (${model.type}, ${model.layers} layers, ${count(model.parameters)} parameters)`],
-    ["device", `${device.name}, ${device.driver}`],
-    ["text", `${text.source}: ${tokens} tokens in ${sequences} sequences, ${predicted} of them predicted`],
-    ["method", "all layers in each encoding, one after another; logits of every token against those of bfloat16"],
-  ].map(([name, value]) => `${name!.padEnd(10)} ${value}`);
-  const verdict = ok
-    ? "within the bounds"
-    : ["not within the bounds:", ...problems.map((one) => `  ${one}`)].join("\n");
-  const table = encodings.length > 0 ? ["", ...tableOf(encodings, cut), ""] : [];
-  return [...lines, ...table, `${"verdict".padEnd(10)} ${verdict}`].join("\n");
-}
-
-type Cell = (encoding: EncodingReport) => string;
-
-/** A column for each encoding; in brackets the bounds. */
-function tableOf(encodings: readonly EncodingReport[], cut: number | null): string[] {
-  const rows: readonly [name: string, cell: Cell][] = [
-    ["", ({ name }) => name],
-    ["bytes per parameter, quantized layers", ({ bytesPerParameter }) => bytesPerParameter.quantized.toFixed(4)],
-    ["bytes per parameter, whole model", ({ bytesPerParameter }) => bytesPerParameter.model.toFixed(4)],
-    ["rms logit error", ({ quality }) => quality?.rmsError.toPrecision(3) ?? "-"],
-    ["max logit error", ({ quality }) => quality?.maxError.toPrecision(3) ?? "-"],
-    ["relative rms error", judged("relativeRms", "≤")],
-    ["KL divergence, nats", judged("klDivergence", "≤")],
-    ["top-1 agreement", ({ quality }) => quality?.top1Agreement.toPrecision(3) ?? "-"],
-    ["top-1 agreement, bfloat16 sure", judged("sureAgreement", "≥")],
-    ["perplexity", ({ perplexity }) => perplexity.toPrecision(5)],
-    ["perplexity over bfloat16's", judged("perplexityRatio", "≤")],
-    ["two runs", ({ sameTwice }) => (sameTwice ? "same bits" : "OTHER BITS")],
-    [
-      cut === null ? "cut in two" : `cut at layer ${cut}`,
-      ({ sameCut }) => (sameCut === null ? "-" : sameCut ? "same bits" : "OTHER BITS"),
-    ],
-  ];
-  return rows.map(([name, cell]) =>
-    [name.padEnd(38), ...encodings.map((one) => cell(one).padEnd(19))].join(" ").trimEnd(),
-  );
-}
-
-const judged =
-  (name: JudgedQuality, sign: string): Cell =>
-  ({ quality, bounds }) =>
-    quality && bounds ? `${quality[name]?.toPrecision(3) ?? "none"} (${sign} ${bounds[name]})` : "-";
-
-const count = (values: number): string =>
-  values < 1e6 ? `${(values / 1e3).toFixed(0)} thousand` : `${(values / 1e6).toFixed(values < 1e7 ? 1 : 0)} million`;

@@ -73,14 +73,17 @@ export class HeadClient {
 
   /** What the head is. Undefined where something that is no node itself passes the API on. */
   async info(signal: AbortSignal): Promise<NodeInfo | undefined> {
-    const reply = await this.#fetch("info", { signal });
-    if (reply.status === 404) return undefined;
-    const text = await this.#textOf(reply, signal);
-    if (!reply.ok) throw this.#refusal(reply.status, text);
+    const patience = AbortSignal.timeout(this.#silenceMs);
+    const whole = AbortSignal.any([signal, patience]);
     try {
-      return parseInfo(text);
-    } catch (cause) {
-      throw this.#nonsense("something else", cause);
+      const reply = await this.#fetch("info", { signal: whole });
+      if (reply.status === 404) return undefined;
+      const text = await this.#textOf(reply, whole);
+      if (!reply.ok) throw this.#refusal(reply.status, text);
+      return this.#infoOf(text);
+    } catch (error) {
+      signal.throwIfAborted();
+      throw patience.aborted ? this.#broken(`it has said nothing for ${this.#silenceMs / 1000} s`, error) : error;
     }
   }
 
@@ -104,6 +107,14 @@ export class HeadClient {
     } finally {
       silence.end();
       end.abort();
+    }
+  }
+
+  #infoOf(text: string): NodeInfo {
+    try {
+      return parseInfo(text);
+    } catch (cause) {
+      throw this.#nonsense("what no meshnet node would", cause);
     }
   }
 

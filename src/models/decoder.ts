@@ -357,4 +357,7 @@ export function gatedMlp(
 const norm = ({ norm: form, hiddenSize }: DecoderConfig, name: string) =>
   rmsNorm({ name, ...form, columns: hiddenSize, output: "normed" });
 
-export const ropeTableOf = ({ ropes }: DecoderConfig, name: string) => ({ label: `rope_${name}`, pairs: pairsOf(ropes[name]!) });
+export const ropeTableOf = ({ ropes }: DecoderConfig, name: string) => ({
+  label: `rope_${name}`,
+  pairs: pairsOf(ropes[name]!),
+});

@@ -1,15 +1,16 @@
-import {
-  headNorm,
-  latentAttention,
-  linear,
-  type ModuleSpec,
-  rmsNorm,
-  rope,
-  type RouteSpec,
-} from "../nn/index.ts";
+import { headNorm, latentAttention, linear, type ModuleSpec, rmsNorm, rope, type RouteSpec } from "../nn/index.ts";
 import { readActivation } from "./activation.ts";
 import type { ConfigReader } from "./config.ts";
-import { allLayers, decoder, DECODER_NAMES, MOST_HEAD_DIM, preNormLayer, readShape, ropeTableOf, wireDecoder } from "./decoder.ts";
+import {
+  allLayers,
+  decoder,
+  DECODER_NAMES,
+  MOST_HEAD_DIM,
+  preNormLayer,
+  readShape,
+  ropeTableOf,
+  wireDecoder,
+} from "./decoder.ts";
 import { EXPERT_NAMES, type MixtureConfig, mixtureMlp, readCounts } from "./experts.ts";
 import { defineFamily, type StageOptions } from "./family.ts";
 import { type Rope, readRope, ropeKeys, ropeParameters, withRopes, yarnScale } from "./rope.ts";
@@ -146,11 +147,10 @@ function parseConfig(modelType: string, json: ConfigReader, variant: Variant): D
   const shape = { ...readShape(json.without("head_dim"), { ...defaults, headDim: Math.min(turned, MOST_HEAD_DIM) }) };
   const turns = readRope(ropeParameters(json), { ...shape, headDim: turned, ...ropeKeys(json) });
   const attentionBias = json.flag("attention_bias", false);
-  const counts = readCounts(
-    json,
-    { experts: "n_routed_experts", chosen: "num_experts_per_tok" },
-    [defaults.experts, defaults.chosen],
-  );
+  const counts = readCounts(json, { experts: "n_routed_experts", chosen: "num_experts_per_tok" }, [
+    defaults.experts,
+    defaults.chosen,
+  ]);
   const expertSize = json.count("moe_intermediate_size", defaults.expertSize);
   const firstSparse = json.wholeNumber("first_k_dense_replace", defaults.dense);
   return {
@@ -253,7 +253,8 @@ function compressedAttention(config: DeepseekConfig, layer: number, options: Sta
     });
   return block(
     {
-      compressQuery: queryRank === undefined ? undefined : project("q_a_proj", hiddenSize, queryRank, "query_rank", attentionBias),
+      compressQuery:
+        queryRank === undefined ? undefined : project("q_a_proj", hiddenSize, queryRank, "query_rank", attentionBias),
       normQuery:
         queryRank === undefined
           ? undefined

@@ -36,7 +36,10 @@ export const EXPERT_NAMES: ExpertNames = { module: "mlp", gate: "gate_proj", up:
 
 /** How many experts there are, and how many a token takes. @throws UserError `bad_model` where it takes more than there are. */
 export function readCounts(json: ConfigReader, keys: { experts: string; chosen: string }, defaults: [number, number?]) {
-  const counts = { experts: json.count(keys.experts, defaults[0], MOST_EXPERTS), chosen: json.count(keys.chosen, defaults[1]) };
+  const counts = {
+    experts: json.count(keys.experts, defaults[0], MOST_EXPERTS),
+    chosen: json.count(keys.chosen, defaults[1]),
+  };
   if (counts.chosen <= counts.experts) return counts;
   throw json.refuse(
     `${keys.chosen} ${counts.chosen} is more than ${keys.experts} ${counts.experts}`,

@@ -1,6 +1,14 @@
 import { readActivation } from "./activation.ts";
 import type { ConfigReader } from "./config.ts";
-import { decoder, DECODER_NAMES, type LayerType, preNormLayer, readShape, readSliding, wireDecoder } from "./decoder.ts";
+import {
+  decoder,
+  DECODER_NAMES,
+  type LayerType,
+  preNormLayer,
+  readShape,
+  readSliding,
+  wireDecoder,
+} from "./decoder.ts";
 import { type MixtureConfig, mixtureMlp, readCounts } from "./experts.ts";
 import { defineFamily } from "./family.ts";
 import { readRope, ropeKeys, ropeParameters, withRopes } from "./rope.ts";

@@ -58,8 +58,11 @@ export function experts(spec: ExpertsSpec): ModuleSpec<Experts> {
     ],
     async build(context) {
       const stride = strideOf(2 * inner, "f32");
-      const { pipelines } = context;
-      return new Experts(spec, context.nothing, {
+      const { pipelines, device } = context;
+      // The kernel for few keeps a sum for each block of columns in workgroup memory.
+      const blocks = ceilDiv(strideOf(Math.max(hidden, inner), "bf16"), 32);
+      const hasRoom = GEMV_OUTPUTS * blocks * 4 <= device.limits.maxComputeWorkgroupStorageSize;
+      return new Experts(spec, hasRoom ? GEMV_ROWS : 0, context.nothing, {
         group: await pipelines.compile(groupPairs, { EXPERTS: spec.experts }),
         gate: await product(spec, "gate", { columns: hidden, share: chosen, stride, outAt: 0 }, context),
         up: await product(spec, "up", { columns: hidden, share: chosen, stride, outAt: inner }, context),
@@ -147,6 +150,7 @@ interface Pipelines {
 export class Experts {
   constructor(
     private readonly spec: ExpertsSpec,
+    private readonly fewRows: number,
     private readonly nothing: Tensor,
     private readonly pipelines: Pipelines,
   ) {}
@@ -160,7 +164,7 @@ export class Experts {
     const y = temporaries.get(this.spec.output);
     const weight = temporaries.get(ROUTES.weights);
 
-    const isFew = rows <= GEMV_ROWS;
+    const isFew = rows <= this.fewRows;
     if (!isFew) this.#group(pass, pairs);
     const multiply = (product: Product, from: Tensor, to: Tensor) =>
       isFew ? this.#few(pass, product, pairs, from, to) : this.#many(pass, product, pairs, from, to);
@@ -221,9 +225,7 @@ export function addGated(spec: { columns: number }): ModuleSpec<AddGated> {
 }
 
 export class AddGated {
-  constructor(
-    private readonly pipeline: Pipeline<"x" | "gate" | "y", never, { rows: number; columns: number }>,
-  ) {}
+  constructor(private readonly pipeline: Pipeline<"x" | "gate" | "y", never, { rows: number; columns: number }>) {}
 
   forward({ commands }: Pass, y: Activations, x: Activations, gate: Activations): Activations {
     const dims = { rows: y.rows, columns: y.tensor.stride };

@@ -133,11 +133,7 @@ export class LatentAttention {
 
   /** Part by part, each of some whole heads. */
   #withWeight(
-    dispatch: (
-      operands: { weight: Tensor; scales: Tensor },
-      params: { first_head: number },
-      heads: number,
-    ) => void,
+    dispatch: (operands: { weight: Tensor; scales: Tensor }, params: { first_head: number }, heads: number) => void,
   ): void {
     const rowsOfHead = this.spec.plain + this.spec.value;
     for (const { firstRow, rows, tensor, scales = this.nothing } of this.weight.parts) {
@@ -145,4 +141,3 @@ export class LatentAttention {
     }
   }
 }
-

@@ -189,21 +189,23 @@ class Loader implements Disposable {
     if (stored.layout) checkLayout(this.#bytes(stored.layout), stored.layout);
     const words = codeWords(columns, encoding);
     const scales = this.#scales(spec, stored);
-    const parts = this.#partsOf(rows, spec.stack ? strideOf(columns, "bf16") * 2 : words * 4, stepOf(spec, encoding)).map(
-      ({ firstRow, count }): MatrixPart => {
-        const label = `${source.name}[${firstRow}]`;
-        const firstScale = encoding === "int8" ? firstRow : (firstRow * columns) / NF4_BLOCK;
-        const some = scales.slice(firstScale, firstScale + scaleCount(count, columns, encoding));
-        const part = {
-          firstRow,
-          rows: count,
-          tensor: this.#context.store.create(label, count, words, "u32"),
-          scales: this.#context.store.create(`${label} scales`, 1, some.length, "f32"),
-        };
-        this.#context.store.write(part.scales, some);
-        return part;
-      },
-    );
+    const parts = this.#partsOf(
+      rows,
+      spec.stack ? strideOf(columns, "bf16") * 2 : words * 4,
+      stepOf(spec, encoding),
+    ).map(({ firstRow, count }): MatrixPart => {
+      const label = `${source.name}[${firstRow}]`;
+      const firstScale = encoding === "int8" ? firstRow : (firstRow * columns) / NF4_BLOCK;
+      const some = scales.slice(firstScale, firstScale + scaleCount(count, columns, encoding));
+      const part = {
+        firstRow,
+        rows: count,
+        tensor: this.#context.store.create(label, count, words, "u32"),
+        scales: this.#context.store.create(`${label} scales`, 1, some.length, "f32"),
+      };
+      this.#context.store.write(part.scales, some);
+      return part;
+    });
     for (const part of parts) await this.#uploadCodes(part, columns, source, encoding);
     return { rows, columns, encoding, parts };
   }

@@ -227,11 +227,7 @@ function findTensor(
   );
 }
 
-function checkTensor(
-  spec: WeightSpec,
-  { name, file, shape, dtype }: CheckpointTensor,
-  hasBlockScales: boolean,
-): void {
+function checkTensor(spec: WeightSpec, { name, file, shape, dtype }: CheckpointTensor, hasBlockScales: boolean): void {
   if (dtype !== "F32" && dtype !== "F16" && dtype !== "BF16" && !hasBlockScales) {
     throw new UserError(
       "unsupported_model",

@@ -15,6 +15,19 @@ const SHADERS = join(import.meta.dir, "../../shaders");
 const KERNEL_FILES = shaderFiles(SHADERS);
 const LIBRARY_FILES = shaderFiles(join(SHADERS, "lib"));
 
+/** DeepSeek-V3's, but a latent of odd size. */
+const LATENT = {
+  WEIGHT_STRIDE: 512,
+  COLUMNS: 511,
+  PLAIN: 128,
+  TURNED: 64,
+  VALUE: 128,
+  LATENT: 511,
+  STRIDE: 24576,
+  STRIDE_OUT: 73600,
+};
+const EXPERT = { WEIGHT_STRIDE: 768, COLUMNS: 767, STRIDE_OUT: 2304, OUT_AT: 8, SHARE: 8 };
+
 /** GPT-2's own numbers, but a head of odd size, so that the code for its half word is compiled. */
 const CONSTANTS: Record<string, Record<string, number>> = {
   activation: { STRIDE: 3072, ACTIVATION: 0, WORKGROUP: 64 },
@@ -45,6 +58,26 @@ const CONSTANTS: Record<string, Record<string, number>> = {
     WINDOW: 100,
   },
   attention_merge: { HEAD_DIM: 63, HEADS: 12, WINDOW: 100, STRIDE_OUT: 768 },
+  ...inEachEncoding("absorb_query", LATENT),
+  ...inEachEncoding("expand_value", LATENT),
+  latent_write: { STRIDE: 576, COLUMNS: 575, WORKGROUP: 64 },
+  route: {
+    EXPERTS: 256,
+    STRIDE: 256,
+    CHOSEN: 8,
+    SIGMOID: 1,
+    HAS_BIAS: 1,
+    GROUPS: 8,
+    TOP_GROUPS: 4,
+    GROUP_BEST: 2,
+    NORMALIZE: 1,
+    SCALE: 2.5,
+  },
+  group_pairs: { EXPERTS: 256 },
+  ...inEachEncoding("expert_gemv", { ...EXPERT, OUTPUTS: 4, BLOCKS: 24 }),
+  ...inEachEncoding("expert_gemm", EXPERT),
+  combine_experts: { CHOSEN: 8, STRIDE: 768, WORKGROUP: 64 },
+  add_gated: { STRIDE: 768, GATE_STRIDE: 8, WORKGROUP: 64 },
   embed: { STRIDE: 768, WORKGROUP: 64 },
   gather_rows: { STRIDE: 768, WORKGROUP: 64 },
   embed_tokens: { STRIDE: 768, SCALE: 27.75, WORKGROUP: 64 },
@@ -166,7 +199,10 @@ describe("a shader file", () => {
       const { name } = KERNEL_FILES.find(({ text }) => twin.source.endsWith(text))!;
       const [, , bindings = "", overrides = ""] = rowOf(basename(name, ".wgsl"));
       const params = Object.keys(twin.params);
-      const isEncoded = /^(gemm|gemv|gemv_lanes|dequantize)_(int8|nf4|fp4)$/.test(twin.name); // the table of libraries says what those need besides
+      const isEncoded =
+        /^(gemm|gemv|gemv_lanes|dequantize|expert_gemv|expert_gemm|absorb_query|expand_value)_(int8|nf4|fp4)$/.test(
+          twin.name,
+        ); // the table of libraries says what those need besides
       const own = (names: string[]) => names.filter((name) => !isEncoded || (name !== "scales" && name !== "COLUMNS"));
       const tensors = own(Object.keys(twin.bindings)).map((tensor) =>
         twin.bindings[tensor] === "read" ? tensor : `**${tensor}**`,
@@ -213,6 +249,24 @@ describe("a number that host and shader share is the same in both:", () => {
     const { workgroups } = kernels.gemm.bf16;
     expect(workgroups({ rows: tile, outputs: 2 * tile + 1 })).toEqual([3, 1, 1]);
     expect(workgroups({ rows: tile + 1, outputs: 1 })).toEqual([1, 2, 1]);
+  });
+
+  test("the tile of experts, and the words of an entry of their table", () => {
+    expect(constantOf("expert_gemm.wgsl", "TILE")).toBe(kernels.EXPERT_TILE);
+    expect(constantOf("group_pairs.wgsl", "TILE")).toBe(kernels.EXPERT_TILE);
+    expect(kernels.expertGemm.bf16.workgroups({ tiles: 3, outputs: kernels.EXPERT_TILE + 1 })).toEqual([2, 3, 1]);
+    const { text } = KERNEL_FILES.find(({ name }) => name === "group_pairs.wgsl")!;
+    expect(text).toContain(`tiles: array<vec${kernels.TILE_WORDS}<u32>>`);
+  });
+
+  test("the tokens that the kernels of latents take together", () => {
+    for (const file of ["absorb_query.wgsl", "expand_value.wgsl"]) {
+      const tokens = constantOf(file, "TOKENS");
+      const { workgroups } = file === "absorb_query.wgsl" ? kernels.absorbQuery.bf16 : kernels.expandValue.bf16;
+      const dims = { heads: 3, latent: 512, value: 64 };
+      expect(workgroups({ ...dims, rows: tokens })).toEqual([1, 3, 1]);
+      expect(workgroups({ ...dims, rows: tokens + 1 })).toEqual([1, 3, 2]);
+    }
   });
 
   test("the tile of gemm_codes, and the columns of a word of outliers", () => {

@@ -212,7 +212,7 @@ test("generate on a chain that ends too early says so, and on nothing at all as 
   const short = await run(["generate", "hi", "--head", await head.ready()]);
   expect({ code: short.code, stderr: short.stderr }).toEqual({
     code: 1,
-    stderr: expect.stringMatching(/ends before the model's last layer[^]*--next/),
+    stderr: expect.stringMatching(/no next node that goes on[^]*--next/),
   });
   const nothing = await run(["generate", "hi", "--head", `http://127.0.0.1:${freePort()}`]);
   expect({ code: nothing.code, stderr: nothing.stderr }).toEqual({

@@ -85,7 +85,7 @@ describe("wrong usage exits with 2 and says what would be right:", () => {
     ["a log level that there is not", node("--log-level", "loud"), /log-level/],
     ["an unknown command", ["nodes"], /unknown command nodes[^]*did you mean node\?/],
     ["no command", [], /meshnet COMMAND/],
-    ["a prompt without a head", ["generate", "hi"], /head/],
+    ["a prompt without a head", ["generate", "hi"], /neither --head nor --model-id[^]*--head URL/],
     ["a head that is no URL", ["generate", "hi", "--head", "x"], /--head x is not a URL/],
   ])("%s", async (_, words, says) => {
     const { code, stdout, stderr } = await run(words);
@@ -223,7 +223,7 @@ test("a device that is not there exits with 1 and lists those that are", async (
 });
 
 test("--help of each command shows its flags and an example, without colours when it is not a terminal", async () => {
-  for (const command of ["node", "generate", "cache", "bench"]) {
+  for (const command of ["node", "generate", "chat", "cache", "bench"]) {
     const { code, stdout } = await run([command, "--help"]);
     expect({ command, code }).toEqual({ command, code: 0 });
     expect(stdout).toMatch(new RegExp(`EXAMPLES\\s+meshnet ${command}`));

@@ -2,7 +2,7 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { cpSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { readHeader } from "../../src/safetensors/header.ts";
-import type { Verification } from "../../src/server/verify.ts";
+import type { Verification } from "../../src/server/verify/report.ts";
 import { COMMIT, fakeHub } from "../support/fake-hub.ts";
 import { run } from "../support/meshnet.ts";
 import { FIXTURES, TINY, variant } from "../support/oracle.ts";

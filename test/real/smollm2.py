@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "fixtures"))
 from made_with import made_with
 
 HERE = Path(__file__).parent
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 
 
 def user(text):

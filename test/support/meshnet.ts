@@ -13,6 +13,8 @@ export interface RunOptions {
   env?: Record<string, string>;
   /** A command in front of the binary, e.g. one that changes what the process sees. */
   wrapper?: string[];
+  /** What it reads; default nothing. */
+  stdin?: Blob;
 }
 
 export interface Finished {
@@ -110,10 +112,21 @@ export async function startChain(model: string, ends: number[], options: RunOpti
   }
 }
 
-function spawn(words: string[], { cwd = "/", env = {}, wrapper = [] }: RunOptions) {
+export function spawn(words: string[], { cwd = "/", env = {}, wrapper = [], stdin }: RunOptions = {}) {
   return Bun.spawn([...wrapper, MESHNET, ...words], {
     cwd,
     env: { PATH: process.env.PATH, HOME: process.env.HOME, ...env },
-    stdio: ["ignore", "pipe", "pipe"],
+    stdio: [stdin ?? "ignore", "pipe", "pipe"],
   });
+}
+
+/** Milliseconds until no session has room on any of the nodes. */
+export async function untilFree(nodes: readonly NodeProcess[]): Promise<number> {
+  const began = performance.now();
+  const reserved = async (node: NodeProcess) => {
+    const info = (await (await fetch(`${await node.url}info`)).json()) as { cache: { reserved_pages: number } };
+    return info.cache.reserved_pages;
+  };
+  while ((await Promise.all(nodes.map(reserved))).some((pages) => pages > 0)) await Bun.sleep(20);
+  return performance.now() - began;
 }

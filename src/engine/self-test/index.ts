@@ -2,6 +2,8 @@ import type { Device } from "../../gpu/device.ts";
 import { messageOf } from "../../base/errors.ts";
 import { Bench } from "./bench.ts";
 import { ATTENTION_TESTS } from "./attention.ts";
+import { EXPERT_TESTS } from "./experts.ts";
+import { LATENT_TESTS } from "./latent.ts";
 import { LLM_INT8_TESTS } from "./llm-int8.ts";
 import { ROW_TESTS } from "./rows.ts";
 import type { SelfTest } from "./self-test.ts";
@@ -10,7 +12,14 @@ import { WEIGHT_TESTS } from "./weights.ts";
 export type { SelfTest } from "./self-test.ts";
 
 /** Every kernel of `src/kernels`, against its plain version. A test holds the list against `kernels/index.ts`. */
-export const SELF_TESTS: readonly SelfTest[] = [...ROW_TESTS, ...ATTENTION_TESTS, ...WEIGHT_TESTS, ...LLM_INT8_TESTS];
+export const SELF_TESTS: readonly SelfTest[] = [
+  ...ROW_TESTS,
+  ...ATTENTION_TESTS,
+  ...LATENT_TESTS,
+  ...WEIGHT_TESTS,
+  ...EXPERT_TESTS,
+  ...LLM_INT8_TESTS,
+];
 
 export interface SelfTestResult {
   readonly kernel: string;

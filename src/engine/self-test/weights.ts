@@ -31,7 +31,10 @@ const OUTPUTS = 37;
 const COLUMNS = 75;
 const ROWS = 33;
 const STRIDE = strideOf(COLUMNS, "bf16");
-const ENCODINGS: readonly Encoding[] = ["bf16", "int8", "nf4", "fp4"];
+export const ENCODINGS: readonly Encoding[] = ["bf16", "int8", "nf4", "fp4"];
+
+/** The shape of what `encoded` gives. */
+export const ENCODED = { rows: OUTPUTS, columns: COLUMNS, stride: STRIDE } as const;
 
 const weightOf = (): number[][] => new Sampler(20).bf16(OUTPUTS, COLUMNS, 0.05);
 
@@ -110,7 +113,7 @@ function layer(bench: Bench, encoding: Encoding) {
 }
 
 /** The weight on the device, and the values that it then has. */
-function encoded(bench: Bench, encoding: Encoding) {
+export function encoded(bench: Bench, encoding: Encoding) {
   const weight = weightOf();
   switch (encoding) {
     case "bf16": {
