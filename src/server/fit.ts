@@ -5,7 +5,7 @@ import type { AdapterSummary } from "../gpu/adapter.ts";
 import type { Device } from "../gpu/device.ts";
 import { type DeviceMemory, deviceMemory } from "../gpu/memory.ts";
 import type { StageOptions } from "../models/index.ts";
-import { type MemoryPlan, memoryPlan, memoryTable } from "../weights/memory-plan.ts";
+import { type DriverNeeds, type MemoryPlan, memoryPlan, memoryTable } from "../weights/memory-plan.ts";
 import { type LoadPlan, planLoad } from "../weights/plan.ts";
 import type { NodePlan } from "./plan-node.ts";
 
@@ -15,6 +15,8 @@ export interface Room {
   readonly memory: DeviceMemory;
   /** `--memory-limit`: the most that meshnet itself may have on the device. */
   readonly limitBytes?: number;
+  /** What the driver gave of the plan before it refused more, where it has been tried. */
+  readonly grantedBytes?: number;
   /** The largest buffer that a kernel can bind whole. Weights are split by rows, all else is not. */
   readonly maxBindingBytes: number;
 }
@@ -49,26 +51,29 @@ export const fitQuestion = (plan: Replannable, room: Room): FitQuestion => ({
   mayQuantize: !plan.load.options.int8Activations && plan.load.weights.every(({ stored }) => !stored),
 });
 
-/** What the plan takes of a device, whichever that will be: a line for each purpose, and the sum. */
-export function describeMemory(load: LoadPlan): string[] {
-  const { rows, plannedBytes, peakBytes } = memoryPlan(load);
+/** What a plan takes of a device, the driver of that one included where it is known: a line for each purpose, and the sum. */
+export function describeMemory(load: LoadPlan, driver?: DriverNeeds): string[] {
+  const { rows, plannedBytes, peakBytes, neededBytes } = memoryPlan(load, driver);
+  const beside = driver ? `${formatBytes(neededBytes)} with what the driver takes` : "beside what the driver takes";
   return [
     ...memoryTable(rows),
-    `${formatBytes(plannedBytes)} of the device for good, ${formatBytes(peakBytes)} while it loads, beside what the driver takes`,
+    `${formatBytes(plannedBytes)} of the device for good, ${formatBytes(peakBytes)} while it loads, ${beside}`,
   ];
 }
 
 /** What is too small, and for what. */
 export type Shortage =
   | { readonly of: "memory" | "limit"; readonly neededBytes: number; readonly thereBytes: number }
-  | { readonly of: "binding"; readonly neededBytes: number; readonly thereBytes: number; readonly label: string };
+  | { readonly of: "binding"; readonly neededBytes: number; readonly thereBytes: number };
 
 /** Why the plan does not fit; undefined where it does, or where nothing is known of the device's memory. */
-export function shortageOf(plan: MemoryPlan, { memory, limitBytes, maxBindingBytes }: Room): Shortage | undefined {
-  const { label, bytes } = plan.largestBuffer;
-  if (bytes > maxBindingBytes) return { of: "binding", neededBytes: bytes, thereBytes: maxBindingBytes, label };
+export function shortageOf(plan: MemoryPlan, room: Room): Shortage | undefined {
+  const { memory, limitBytes, grantedBytes = Infinity, maxBindingBytes } = room;
+  const { bytes } = plan.largestBuffer;
+  if (bytes > maxBindingBytes) return { of: "binding", neededBytes: bytes, thereBytes: maxBindingBytes };
   if (limitBytes !== undefined && plan.peakBytes > limitBytes)
     return { of: "limit", neededBytes: plan.peakBytes, thereBytes: limitBytes };
+  if (plan.peakBytes > grantedBytes) return { of: "memory", neededBytes: plan.peakBytes, thereBytes: grantedBytes };
   if (memory.availableBytes !== null && plan.neededBytes > memory.availableBytes)
     return { of: "memory", neededBytes: plan.neededBytes, thereBytes: memory.availableBytes };
   return undefined;
@@ -99,6 +104,8 @@ export interface Suggestion {
   /** To be given in place of what was given: ["--shard-end", "8"]. */
   readonly flags: readonly string[];
   readonly change: Partial<StageOptions>;
+  /** Where `--memory-limit` is raised too: the least that it must be. */
+  readonly limitBytes?: number;
   /** With the change: of what was short. */
   readonly neededBytes: number;
 }
@@ -121,8 +128,7 @@ export function checkFit(question: FitQuestion): MemoryPlan {
 
 /** The driver has refused memory that seemed to be there: it gave so much of the plan. */
 export function refusedByDriver(question: FitQuestion, grantedBytes: number, message: string): UserError {
-  const limitBytes = Math.min(grantedBytes, question.room.limitBytes ?? grantedBytes);
-  const room = { ...question.room, limitBytes };
+  const room = { ...question.room, grantedBytes };
   const plan = memoryPlan(question.load, room.adapter);
   const shortage = { of: "memory", neededBytes: plan.peakBytes, thereBytes: grantedBytes } as const;
   return refusal({ ...question, room }, plan, shortage, `its driver gave no more: ${message}`);
@@ -130,66 +136,115 @@ export function refusedByDriver(question: FitQuestion, grantedBytes: number, mes
 
 const MOST_SUGGESTIONS = 3;
 
-/** Up to three changes that fit: single ones first, then several at a time, the milder ones first. */
+/**
+ * Up to three changes that fit, each as mild as it can be and of another kind: changes of one flag first, several at a time
+ * only where none of them is enough without the others. Raising the limit comes last.
+ */
 export function suggestionsFor(question: FitQuestion): Suggestion[] {
-  const found: Suggestion[] = [];
-  for (const suggestion of changes(question)) {
-    found.push(suggestion);
+  const axes = axesOf(question);
+  const fitsWith = (change: Change) => fits(question.replan(optionsOf(change)), roomWith(change, question.room));
+  if (!fitsWith(together(axes, () => 1))) return [];
+  const found: { axes: readonly Axis[]; change: Change }[] = [];
+  for (const some of subsets(axes)) {
     if (found.length === MOST_SUGGESTIONS) break;
+    if (found.some((less) => less.axes.every((axis) => some.includes(axis)))) continue; // enough without the rest
+    const change = mildest(some, fitsWith);
+    if (change) found.push({ axes: some, change });
   }
-  return found;
+  return found
+    .map(({ change }) => suggestionOf(change, question))
+    .toSorted((a, b) => Number(a.limitBytes !== undefined) - Number(b.limitBytes !== undefined));
 }
 
-function* changes({ load, replan, room, mayQuantize }: FitQuestion): Generator<Suggestion> {
-  const { options } = load;
-  const encodings = mayQuantize ? SMALLER[options.encoding] : [];
-  const tried = (change: Partial<StageOptions>): Suggestion | undefined => {
-    const plan = memoryPlan(replan(change), room.adapter);
-    if (shortageOf(plan, room)) return undefined;
-    const neededBytes = room.limitBytes === undefined ? plan.neededBytes : plan.peakBytes;
-    return { flags: flagsOf(change), change, neededBytes };
-  };
-  const most = (limit: number, changeTo: (value: number) => Partial<StageOptions>, step = 1) => {
-    const steps = largest(1, Math.floor(limit / step), (value) => fits(replan(changeTo(value * step)), room));
-    return steps === undefined ? undefined : tried(changeTo(steps * step));
-  };
-  const { start, total } = options.span;
-  const fewerLayers = (also: Partial<StageOptions>) =>
-    most(options.span.end - start - 1, (layers) => ({ ...also, span: { start, end: start + layers, total } }));
-  const shorterContext = (also: Partial<StageOptions>) =>
-    most(options.maxContext - 1, (maxContext) => ({ ...also, maxContext }), CONTEXT_STEP);
-  const fewerSessions = () => most(options.maxSessions - 1, (maxSessions) => ({ maxSessions }));
-  const isThere = (suggestion: Suggestion | undefined) => suggestion !== undefined;
+/** What is given in place of what was given; `unlimited`: `--memory-limit` is raised as far as is needed. */
+type Change = Partial<StageOptions> & { readonly unlimited?: true };
 
-  yield* [fewerLayers({}), encodings.map((encoding) => tried({ encoding })).find(isThere)].filter(isThere);
-  yield* [fewerSessions() ?? shorterContext({})].filter(isThere);
-
-  const least = leastOf(options, encodings);
-  const bases = Object.entries(least).map(([key, value]): Partial<StageOptions> => ({ [key]: value }));
-  if (bases.length > 1) {
-    bases.unshift(least);
-    yield* [tried(least)].filter(isThere);
-  }
-  for (const base of bases) {
-    if (tried(base)) continue; // said already
-    yield* [shorterContext(base), fewerLayers(base)].filter(isThere);
-  }
-  // All at once: as many layers as go with a short context.
-  for (const maxContext of SHORT_CONTEXTS) {
-    if (maxContext < options.maxContext)
-      yield* [fewerLayers({ ...leastOf(options, encodings), maxContext })].filter(isThere);
-  }
+/** A flag whose value may be milder or harsher. */
+interface Axis {
+  readonly kind: "limit" | "layers" | "encoding" | "sessions" | "context";
+  /** Value 1 takes the least memory, each further one more, and `values` is nearest to what was given. */
+  readonly values: number;
+  readonly change: (value: number) => Change;
 }
 
-/** The smallest encoding and one sequence. */
-const leastOf = ({ maxSessions }: StageOptions, encodings: readonly Encoding[]): Partial<StageOptions> => ({
-  ...(encodings.length > 0 ? { encoding: encodings.at(-1)! } : {}),
-  ...(maxSessions > 1 ? { maxSessions: 1 } : {}),
-});
+function axesOf({ load, room, mayQuantize }: FitQuestion): Axis[] {
+  const { span, encoding, maxContext, maxSessions } = load.options;
+  const { start, end, total } = span;
+  const encodings = mayQuantize ? SMALLER[encoding].toReversed() : [];
+  const axes: Axis[] = [
+    { kind: "limit", values: room.limitBytes === undefined ? 0 : 1, change: () => ({ unlimited: true }) },
+    {
+      kind: "layers",
+      values: end - start - 1,
+      change: (layers) => ({ span: { start, end: start + layers, total } }),
+    },
+    { kind: "encoding", values: encodings.length, change: (value) => ({ encoding: encodings[value - 1]! }) },
+    { kind: "sessions", values: maxSessions - 1, change: (sessions) => ({ maxSessions: sessions }) },
+    {
+      kind: "context",
+      values: Math.floor((maxContext - 1) / CONTEXT_STEP),
+      change: (steps) => ({ maxContext: steps * CONTEXT_STEP }),
+    },
+  ];
+  return axes.filter(({ values }) => values > 0);
+}
+
+/** The smaller ones first. */
+function subsets(axes: readonly Axis[]): Axis[][] {
+  const all = Array.from({ length: 2 ** axes.length - 1 }, (_, at) => axes.filter((_, bit) => ((at + 1) >> bit) & 1));
+  return all.toSorted((a, b) => a.length - b.length);
+}
+
+const together = (axes: readonly Axis[], valueOf: (axis: Axis) => number): Change =>
+  Object.assign({}, ...axes.map((axis) => axis.change(valueOf(axis))));
+
+/** Each of the axes as mild as it can be beside the others, or undefined where even the harshest values do not fit. */
+function mildest(axes: readonly Axis[], fitsWith: (change: Change) => boolean): Change | undefined {
+  const values = new Map(axes.map((axis) => [axis, 1]));
+  const changeWith = (axis?: Axis, value = 1) => together(axes, (one) => (one === axis ? value : values.get(one)!));
+  if (!fitsWith(changeWith())) return undefined;
+  for (const [kind, most] of RELAXED) {
+    const axis = axes.find((one) => one.kind === kind);
+    if (!axis) continue;
+    const least = values.get(axis)!;
+    const best = largest(least, Math.min(most, axis.values), (value) => fitsWith(changeWith(axis, value)));
+    values.set(axis, best ?? least);
+  }
+  return changeWith();
+}
 
 /** A context that is no multiple of a few would be an odd thing to suggest, and a shorter one of no use. */
 const CONTEXT_STEP = 32;
-const SHORT_CONTEXTS = [512, 128, CONTEXT_STEP];
+
+/** Which has the room first where several flags change: before layers and sequences a context of 512, which is of use. */
+const RELAXED = [
+  ["encoding", Infinity],
+  ["context", 512 / CONTEXT_STEP],
+  ["layers", Infinity],
+  ["sessions", Infinity],
+  ["context", Infinity],
+] as const;
+
+function optionsOf(change: Change): Partial<StageOptions> {
+  const { unlimited: _, ...options } = change;
+  return options;
+}
+
+const roomWith = ({ unlimited }: Change, room: Room): Room => (unlimited ? { ...room, limitBytes: undefined } : room);
+
+function suggestionOf(change: Change, { replan, room }: FitQuestion): Suggestion {
+  const options = optionsOf(change);
+  const { peakBytes, neededBytes } = memoryPlan(replan(options), room.adapter);
+  const flags = flagsOf(options);
+  const isOurs = room.limitBytes !== undefined || room.grantedBytes !== undefined;
+  const suggestion = { flags, change: options, neededBytes: isOurs ? peakBytes : neededBytes };
+  if (!change.unlimited) return suggestion;
+  const mebibytes = Math.ceil(peakBytes / (MIB / 10)) / 10;
+  const limitBytes = Math.round(mebibytes * MIB);
+  return { ...suggestion, flags: [...flags, "--memory-limit", `${mebibytes}MiB`], limitBytes };
+}
+
+const MIB = 2 ** 20;
 
 /** What holds weights in less, the mildest first. */
 const SMALLER: Record<Encoding, readonly ("int8" | "nf4")[]> = {
@@ -209,19 +264,12 @@ function flagsOf({ span, encoding, maxContext, maxSessions }: Partial<StageOptio
 }
 
 function refusal(question: FitQuestion, plan: MemoryPlan, shortage: Shortage, why?: string): UserError {
-  const { load, room } = question;
+  const { room } = question;
   const suggestions = suggestionsFor(question);
-  const layers = `layers ${formatSpan(load.options.span)}`;
-  const needed = formatBytes(shortage.neededBytes);
-  const there = formatBytes(shortage.thereBytes);
-  const headline = {
-    limit: `${layers} need ${needed} on the device, and --memory-limit is ${there}`,
-    memory: `${layers} need ${needed}, and ${room.adapter.name} has ${there}${why ? `; ${why}` : ""}`,
-    binding: `a context of ${load.options.maxContext} tokens needs ${needed} in one piece, and ${room.adapter.name} binds at most ${there}`,
-  }[shortage.of];
+  const headline = describeShortage(question, plan, shortage) + (why ? `; ${why}` : "");
   const lines = [headline, "", ...memoryTable(plan.rows), "", ...roomLines(plan, room)];
   const message = lines.map((line, index) => (index === 0 || line === "" ? line : `  ${line}`)).join("\n");
-  return new UserError("does_not_fit", message, hintOf(question, suggestions), {
+  return new UserError("does_not_fit", message, waysOut(question, suggestions).join("\n    "), {
     details: {
       needed: shortage.neededBytes,
       available: shortage.thereBytes,
@@ -230,15 +278,34 @@ function refusal(question: FitQuestion, plan: MemoryPlan, shortage: Shortage, wh
   });
 }
 
+/** What is too small for what, in one line. */
+export function describeShortage({ load, room }: FitQuestion, plan: MemoryPlan, shortage: Shortage): string {
+  const layers = `layers ${formatSpan(load.options.span)}`;
+  const needed = formatBytes(shortage.neededBytes);
+  const there = formatBytes(shortage.thereBytes);
+  switch (shortage.of) {
+    case "limit":
+      return `${layers} need ${needed} on the device, and --memory-limit is ${there}`;
+    case "memory":
+      return `${layers} need ${needed}, and ${room.adapter.name} has ${there}`;
+    case "binding":
+      return `${largestPiece(load, plan)} needs ${needed} in one piece, and ${room.adapter.name} binds at most ${there}`;
+  }
+}
+
+/** What the largest buffer is for, in the words of the flags that make it smaller. */
+function largestPiece({ options, buffers, maxTokens }: LoadPlan, { largestBuffer: { label } }: MemoryPlan): string {
+  const isCache = buffers.some((buffer) => buffer.label === label && buffer.paged);
+  const { maxSessions, maxContext } = options;
+  return isCache
+    ? `a layer's cache of ${maxSessions} ${maxSessions === 1 ? "sequence" : "sequences"} of ${maxContext} tokens (--max-sessions, --max-context)`
+    : `a pass of ${maxTokens} tokens (${label})`;
+}
+
 function roomLines(plan: MemoryPlan, { adapter, memory, limitBytes, maxBindingBytes }: Room): string[] {
-  const { availableBytes, totalBytes, source, isEstimate } = memory;
-  const free =
-    availableBytes === null
-      ? `nobody tells how much memory ${adapter.name} has (${source})`
-      : `${adapter.name} has ${formatBytes(availableBytes)} free of ${formatBytes(totalBytes ?? availableBytes)} (${isEstimate ? "an estimate: " : ""}${source})`;
   return [
     `in all ${formatBytes(plan.neededBytes)}, of which meshnet takes ${formatBytes(plan.peakBytes)} and the driver the rest`,
-    free,
+    describeFree({ adapter, memory }),
     ...(limitBytes === undefined ? [] : [`--memory-limit, for what meshnet takes: ${formatBytes(limitBytes)}`]),
     ...(plan.largestBuffer.bytes > maxBindingBytes
       ? [`largest piece: ${plan.largestBuffer.label}, ${formatBytes(plan.largestBuffer.bytes)}`]
@@ -246,22 +313,41 @@ function roomLines(plan: MemoryPlan, { adapter, memory, limitBytes, maxBindingBy
   ];
 }
 
-function hintOf({ load, replan, room, mayQuantize }: FitQuestion, suggestions: readonly Suggestion[]): string {
-  if (suggestions.length === 0) {
-    const { span, maxContext } = load.options;
-    const least = leastOf(load.options, mayQuantize ? SMALLER[load.options.encoding] : []);
-    const oneLayer = {
-      ...least,
-      maxContext: Math.min(CONTEXT_STEP, maxContext),
-      span: { ...span, end: span.start + 1 },
-    };
-    const { neededBytes, peakBytes } = memoryPlan(replan(oneLayer), room.adapter);
-    return `even one layer with the shortest context needs ${formatBytes(neededBytes)}, ${formatBytes(peakBytes)} of it for meshnet: take a device with more memory`;
-  }
-  const of = room.limitBytes === undefined ? "in all" : "of the limit";
-  const lines = suggestions.map(({ flags, change, neededBytes }) => {
+/** What a device has, and who says so. */
+export function describeFree({ adapter, memory }: Pick<Room, "adapter" | "memory">): string {
+  const { availableBytes, totalBytes, source, isEstimate } = memory;
+  return availableBytes === null
+    ? `nobody tells how much memory ${adapter.name} has (${source})`
+    : `${adapter.name} has ${formatBytes(availableBytes)} free of ${formatBytes(totalBytes ?? availableBytes)} (${isEstimate ? "an estimate: " : ""}${source})`;
+}
+
+/** The changes for people: a line that leads to them, then one for each. */
+export function waysOut(
+  question: FitQuestion,
+  suggestions: readonly Suggestion[] = suggestionsFor(question),
+): string[] {
+  const { limitBytes, grantedBytes } = question.room;
+  if (suggestions.length === 0) return [`even ${leastOf(question)}: take a device with more memory`];
+  const of = limitBytes !== undefined ? "of the limit" : grantedBytes !== undefined ? "of the device" : "in all";
+  const lines = suggestions.map(({ flags, change, neededBytes, limitBytes: raised }) => {
     const rest = change.span ? `, and another node for the layers from ${change.span.end} on` : "";
-    return `${flags.join(" ")}  (${formatBytes(neededBytes)} ${of}${rest})`;
+    const size = raised === undefined ? `${formatBytes(neededBytes)} ${of}` : RAISE;
+    return `${flags.join(" ")}  (${size}${rest})`;
   });
-  return [suggestions.length > 1 ? "any one of these would fit:" : "this would fit:", ...lines].join("\n    ");
+  const lead = suggestions.length > 1 ? "any one of these would fit:" : "this would fit:";
+  const isLimitToBlame = suggestions.every((suggestion) => suggestion.limitBytes !== undefined);
+  return [isLimitToBlame ? `below this limit nothing fits, for even ${leastOf(question)}; ${lead}` : lead, ...lines];
+}
+
+const RAISE = "raise --memory-limit to at least that, or leave it away";
+
+/** The least that a node of this model takes, with all that may be changed. */
+function leastOf({ load, replan, room, mayQuantize }: FitQuestion): string {
+  const { span, maxContext, encoding } = load.options;
+  const plans = [encoding, ...(mayQuantize ? SMALLER[encoding] : [])].map((smaller) => {
+    const options = { maxContext: Math.min(CONTEXT_STEP, maxContext), maxSessions: 1, encoding: smaller };
+    return memoryPlan(replan({ ...options, span: { ...span, end: span.start + 1 } }), room.adapter);
+  });
+  const { neededBytes, peakBytes } = plans.toSorted((a, b) => a.peakBytes - b.peakBytes)[0]!;
+  return `one layer with the shortest context needs ${formatBytes(neededBytes)}, ${formatBytes(peakBytes)} of it for meshnet`;
 }

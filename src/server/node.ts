@@ -35,7 +35,7 @@ export interface RunningNode {
 export async function startNode(config: NodeConfig, surroundings: Surroundings): Promise<RunningNode> {
   const { log, env, progress = silentProgress } = surroundings;
   // What can be wrong is found before minutes of loading, not after.
-  checkPort(config);
+  await checkPort(config);
   if (config.next !== undefined) parseNodeUrl(config.next);
   if (config.wholeFiles) await checkBeforeWholeFiles(config, surroundings);
   const plan = await planNode(config, surroundings);

@@ -1,3 +1,5 @@
+import { lookup } from "node:dns/promises";
+import { networkInterfaces } from "node:os";
 import { messageOf, UserError } from "../base/errors.ts";
 import type { App } from "./app.ts";
 
@@ -45,8 +47,7 @@ function listen(app: Served, hostname: string, port: number) {
       fetch: (request) => app.fetch(request),
     });
   } catch (cause) {
-    const { code } = cause as { code?: string };
-    if (code === "EADDRINUSE") {
+    if (codeOf(cause) === "EADDRINUSE") {
       throw new UserError(
         "port_in_use",
         `port ${port} of ${hostname} is taken by another program`,
@@ -55,13 +56,32 @@ function listen(app: Served, hostname: string, port: number) {
       );
     }
     const problem = `this node cannot listen on ${hostname} port ${port}: ${messageOf(cause)}`;
-    throw new UserError("bad_usage", problem, "give an address of this machine (--host) and a free port (--port)", {
-      cause,
-    });
+    throw new UserError("bad_usage", problem, OWN_ADDRESS, { cause });
   }
 }
 
-/** Throws as `serve` would, without serving. */
-export function checkPort({ host, port }: { host: string; port: number }): void {
-  void listen({ fetch: async () => new Response(), drain: async () => {} }, host, port).stop(true);
+const OWN_ADDRESS = "give an address of this machine (--host) and a free port (--port)";
+const codeOf = (error: unknown): string | undefined => (error as { code?: string }).code;
+
+/** Throws as `serve` would, without serving; and `bad_usage` for a name that no machine has. */
+export async function checkPort({ host, port }: { host: string; port: number }): Promise<void> {
+  // Bun says of such a name whatever the system said last.
+  const known = await lookup(host.replace(/^\[(.*)\]$/, "$1") || "-", { all: true }).catch((cause: unknown) => {
+    const problem = `this node cannot listen on "${host}": no address is known for that name (${codeOf(cause) ?? messageOf(cause)})`;
+    throw new UserError("bad_usage", problem, OWN_ADDRESS, { cause });
+  });
+  const foreign = known.map(({ address }) => address).filter((address) => !isOwn(address));
+  try {
+    void listen({ fetch: async () => new Response(), drain: async () => {} }, host, port).stop(true);
+  } catch (cause) {
+    if (foreign.length < known.length || (cause as UserError).code === "port_in_use") throw cause;
+    const what = foreign.includes(host) ? host : `${host} (${foreign.join(", ")})`;
+    const problem = `this node cannot listen on ${what}, which is no address of this machine`;
+    throw new UserError("bad_usage", problem, OWN_ADDRESS, { cause });
+  }
+}
+
+function isOwn(address: string): boolean {
+  if (/^127\.|^0\.0\.0\.0$|^::1?$/.test(address)) return true;
+  return Object.values(networkInterfaces()).some((own) => own?.some((one) => one.address === address));
 }

@@ -79,7 +79,10 @@ const dequantized = (name: string, encoding: (typeof ENCODINGS)[number]): string
     return { [key]: { dtype: "BF16", shape: [rows.length, rows[0]!.length], data: bf16Bytes(values) } };
   });
 
-describeOnDevices("experts in fewer bits", ({ open }) => {
+/** SwiftShader compiles kernels for minutes; the long tests give it those. */
+const isSlow = (deviceName: string) => deviceName === "SwiftShader" && !process.env.LONG_TESTS;
+
+describeOnDevices("experts in fewer bits", ({ open, name: deviceName }) => {
   let device: Device;
   beforeAll(async () => void (device = await open()));
 
@@ -97,7 +100,7 @@ describeOnDevices("experts in fewer bits", ({ open }) => {
     }
   };
 
-  describe.each(MODELS)("of %s", (name) => {
+  describe.each(MODELS.slice(isSlow(deviceName) ? -1 : 0))("of %s", (name) => {
     test.each(ENCODINGS)(
       "(%s) are those with the values of its codes, however they are split",
       async (encoding) => {
@@ -106,11 +109,11 @@ describeOnDevices("experts in fewer bits", ({ open }) => {
         expect(await logitsOf(directoryOf(name), name, { encoding, maxBindingBytes: 1024 })).toEqual(expected);
         expect(expected).not.toEqual(await logitsOf(directoryOf(name), name));
       },
-      120_000,
+      240_000,
     );
   });
 
-  test("take the memory that the plan says, and while they are loaded no more than it says", async () => {
+  test("take the memory that the plan says", async () => {
     for (const encoding of ENCODINGS) {
       const plain = await openFixture(device, directoryOf("qwen3_moe"));
       const stage = await openFixture(device, directoryOf("qwen3_moe"), { encoding });

@@ -96,6 +96,20 @@ describe.skipIf(process.platform !== "linux")("the memory that a process can hav
     expect(measured(files).availableBytes).toBe(0);
   });
 
+  test("what ulimit -v leaves of the process's addresses, where that is less", () => {
+    const limits = (bytes: string) => ({
+      "proc/self/limits": `Limit                     Soft Limit           Hard Limit           Units\nMax address space         ${bytes}           unlimited            bytes\n`,
+      "proc/self/status": "Name:\tbun\nVmPeak:\t 9999999 kB\nVmSize:\t 1048576 kB\n",
+    });
+    expect(measured(limits(`${3 * GIB}`))).toEqual({
+      totalBytes: 3 * GIB,
+      availableBytes: 2 * GIB,
+      boundBy: "this process (ulimit -v)",
+    });
+    expect(measured(limits(`${GIB / 2}`)).availableBytes).toBe(0);
+    expect(measured(limits("unlimited"))).toEqual(machine);
+  });
+
   test("on this machine no more than the machine's own", () => {
     const { totalBytes, availableBytes } = hostMemory();
     const total = 1024 * Number(/MemTotal:\s+(\d+)/.exec(readFileSync("/proc/meminfo", "utf8"))![1]);

@@ -1,5 +1,5 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { readFileSync, writeFileSync } from "node:fs";
+import { copyFileSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { SELF_TESTS } from "../../src/engine/self-test/index.ts";
 import { CHECK_IDS } from "../../src/server/doctor/check.ts";
@@ -104,6 +104,49 @@ describe.skipIf(!hasBoth)("the doctor on a machine that is well (needs lavapipe 
     await started.ready();
   }, 30_000);
 
+  test("names in that command a port that is free, where its own is taken, and the limit as it was given", async () => {
+    const url = new URL(await node.url);
+    const words = [
+      "--quick",
+      "--model-id",
+      TINY,
+      "--shard-start",
+      "1",
+      "--memory-limit",
+      "64MiB",
+      "--peer",
+      `${url}info`,
+    ];
+    const { one } = await examine([...words, "--port", url.port, "--host", "localhost"]);
+    const free = one("port").facts["next"] as number;
+    expect(free).toBeGreaterThan(Number(url.port));
+    expect((one("model").facts["command"] as string[]).slice(4).join(" ")).toBe(
+      `--shard-start 1 --shard-end 4 --memory-limit 64MiB --offline --host localhost --port ${free}`,
+    );
+    expect(one("model").details.join("\n")).toMatch(
+      /--memory-limit \(64\.0 MiB\) bounds; the driver takes up to 96\.0 MiB/,
+    );
+    expect(one("peer")).toMatchObject({
+      status: "fail",
+      found: expect.stringContaining("is not the URL of a node"),
+      remedy: `give the node's own URL, without a path: --peer ${url.origin}`,
+    });
+  }, 30_000);
+
+  test("says what a model without a tokenizer lacks, instead of a command that would not start", async () => {
+    const bare = join(folder.path, "bare");
+    mkdirSync(bare);
+    for (const name of ["config.json", "model.safetensors"]) copyFileSync(join(TINY, name), join(bare, name));
+    const { one, code } = await examine(["--quick", "--model-id", bare]);
+    expect(code).toBe(1);
+    expect(one("model")).toMatchObject({
+      status: "fail",
+      found: expect.stringContaining("has neither tokenizer.json nor vocab.json"),
+      remedy: expect.stringContaining("tokenizer.json"),
+      facts: { command: null },
+    });
+  }, 30_000);
+
   test("tests the node that it was told of", () => {
     const { facts } = found.one("peer");
     expect(facts["info"]).toMatchObject({ model_id: TINY, start: 0, end: 2 });
@@ -198,8 +241,33 @@ describe("the doctor", () => {
   }, 30_000);
 
   test.each([
+    [["--shard-start", "3", "--shard-end", "2"], /--shard-start 3 is not below --shard-end 2/],
+    [["--max-context", "5000"], /--max-context 5000 is more than the model's 256 positions/],
+  ])(
+    "goes on after wrong usage of a model, and ends as a node would (%j)",
+    async (words, says) => {
+      const { code, stdout } = await run([
+        "doctor",
+        "--offline",
+        "--quick",
+        "--port",
+        "0",
+        "--model-id",
+        TINY,
+        ...words,
+      ]);
+      expect(code).toBe(2);
+      expect(stdout).toMatch(says);
+      expect(stdout).toMatch(/^ok +port +127\.0\.0\.1 has a free port$/m);
+    },
+    30_000,
+  );
+
+  test.each([
     [["--port", "http"], /--port http/],
     [["--memory-limit", "much"], /--memory-limit much/],
+    [["--shard-start", "1"], /--shard-start is about a model/],
+    [["--memory-limit", "1GiB"], /--memory-limit is about a model/],
     [["--quik"], /did you mean --quick/],
   ])("refuses %j as wrong usage", async (words, says) => {
     const { code, stdout, stderr } = await run(["doctor", ...words]);

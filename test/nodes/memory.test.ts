@@ -39,14 +39,15 @@ describe.skipIf(!device)(`a node with 124 million parameters and 256 MiB (${devi
       expect(refusal).toMatch(row);
     expect(refusal).not.toMatch(/[ \t]$/m);
     suggestions = Array.from(refusal.matchAll(/^ {4}(--.*?) {2}\(/gm), ([, words]) => words!.split(" "));
-    expect(suggestions.length).toBeWithin(2, 4);
+    expect(suggestions.length).toBe(3);
+    expect(suggestions.at(-1)).toEqual(["--memory-limit", expect.stringMatching(/^44\d(\.\d)?MiB$/)]);
     expect(suggestions[0]![0]).toBe("--shard-end");
     expect(suggestions.flat()).toContain("nf4");
   });
 
   test("starts with each change that was suggested, and serves", async () => {
     expect(suggestions.length).toBeGreaterThan(0);
-    for (const words of suggestions) {
+    for (const words of suggestions.filter(([flag]) => flag !== "--memory-limit")) {
       await using node = new NodeProcess([...flags, ...words]);
       const url = await node.ready();
       const { memory } = (await (await fetch(`${url}info`)).json()) as NodeInfo;
@@ -66,6 +67,42 @@ test("a dry run shows the same rows, and sums", async () => {
   expect(stdout).toMatch(/^kv cache +4 × 256 tokens +\d/m);
   expect(stdout).toMatch(/^loading +the largest matrix in bfloat16, while it is quantized +\d/m);
   expect(stdout).toMatch(/for good, .* while it loads/);
+});
+
+const TINY_FLAGS = ["node", "--model-id", TINY, "--dry-run"];
+
+describe("a dry run", () => {
+  test("says whether the node would fit, and does not end well where it would not", async () => {
+    const bad = await run([...TINY_FLAGS, "--memory-limit", "10MiB"]);
+    expect(bad.code).toBe(3);
+    const problem = /layers 0-4 need \d+\.\d MiB on the device, and --memory-limit is 10\.0 MiB/;
+    expect(bad.stdout).toMatch(/^kv cache +4 × 256 tokens/m);
+    expect(bad.stdout.trimEnd().split("\n").at(-1)).toMatch(new RegExp(`^does not fit: ${problem.source}$`));
+    expect(bad.stderr).toMatch(problem);
+    expect(bad.stderr).toMatch(/^ {4}--memory-limit \d+(\.\d)?MiB {2}\(raise .* or leave it away\)$/m);
+    const good = await run([...TINY_FLAGS, "--memory-limit", "64MiB"]);
+    expect([good.code, good.stderr]).toEqual([0, ""]);
+    expect(good.stdout).toMatch(/\nfits: /);
+  }, 30_000);
+
+  test("does not take a device that is not there", async () => {
+    const { code, stdout, stderr } = await run([...TINY_FLAGS, "--device", "nonsense"]);
+    expect([code, stdout]).toEqual([1, ""]);
+    expect(stderr).toContain('"nonsense"');
+  });
+
+  test.skipIf(process.platform !== "linux")(
+    "is no more permitted below a ulimit -v than the node is, and both say so at once",
+    async () => {
+      const wrapper = ["sh", "-c", 'ulimit -v 3000000; exec "$@"', "sh"];
+      for (const words of [TINY_FLAGS, ["node", "--model-id", TINY, "--port", "0"]]) {
+        const { code, stderr } = await run(words, { wrapper });
+        expect(code).toBe(3);
+        expect(stderr).toMatch(/ulimit -v gives this process 2\.9 GiB[^]*ulimit -v unlimited/);
+      }
+    },
+    30_000,
+  );
 });
 
 test.each(["8GX", "-1", "1.5", "lots", "0", "1e9"])(

@@ -92,6 +92,21 @@ describe("meshnet verify", () => {
     });
   }, 120_000);
 
+  test("holds a model against a reference, layer by layer, and prints how near it is", async () => {
+    const reference = join(TINY, "oracle.safetensors");
+    const words = ["verify", "--model-id", TINY, "--reference", reference, "--quantization", "int8"];
+    const { code, stdout } = await run(words);
+    expect({ code, stdout }).toEqual({ code: 0, stdout: expect.stringMatching(/^verdict +within the bounds$/m) });
+    expect(stdout).toMatch(/^reference +\S+oracle\.safetensors: long \(74 tokens\), middle \(22 tokens\), /m);
+    expect(stdout).toMatch(/^bfloat16 after +rms error +its noise +max error .*≤ 1\.5.*≤ 2/m);
+    for (const row of ["layer 0", "layer 1", "layer 2", "final norm", "logits"]) {
+      expect(stdout).toMatch(new RegExp(`^${row}( +[\\d.]+){6}$`, "m"));
+    }
+    expect(stdout).toMatch(/^logits +reference's bf16 +bfloat16 +int8$/m);
+    expect(stdout).toMatch(/^cut after every layer +-( +same bits){2}$/m);
+    expect(stdout).toMatch(/^prompts in pieces +-( +same bits){2}$/m);
+  }, 120_000);
+
   test("asks the Hub once for a model, and after that works from what is on this machine", async () => {
     const files = Object.fromEntries(
       ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"].map((name) => [
@@ -157,6 +172,7 @@ describe("meshnet verify", () => {
     ["a context of one token", 2, TINY, ["--max-context", "1"], /--max-context 1 .*at least 2/],
     ["a text that is not there", 2, TINY, ["--text", "/nowhere/text"], /--text \/nowhere\/text cannot be read/],
     ["a text of one token", 2, TINY, ["--text", "/dev/null"], /the text has 0 tokens/],
+    ["a reference that is not there", 2, TINY, ["--reference", "/nowhere"], /--reference: \/nowhere cannot be read/],
   ])("says what is missing: %s", async (_, expected, model, words, says) => {
     const { code, stdout, stderr } = await run(["verify", "--model-id", model, ...words]);
     expect({ code, stdout, stderr }).toEqual({ code: expected, stdout: "", stderr: expect.stringMatching(says) });

@@ -1,14 +1,18 @@
 import { afterAll, describe, expect, test } from "bun:test";
-import { writeFileSync } from "node:fs";
-import { join } from "node:path";
+import { mkdirSync, writeFileSync } from "node:fs";
+import { dirname, join } from "node:path";
 import { UserError } from "../../src/base/errors.ts";
 import { silentLogger } from "../../src/base/log.ts";
+import { fasterDevice } from "../../src/server/doctor/adapters.ts";
 import { guarded } from "../../src/server/doctor/check.ts";
 import { runProbe } from "../../src/server/doctor/child.ts";
 import { drivers } from "../../src/server/doctor/drivers.ts";
 import { type DriverFacts, judgeDriver } from "../../src/server/doctor/judge-driver.ts";
+import { system } from "../../src/server/doctor/machine.ts";
+import { blameMemory } from "../../src/server/doctor/memory.ts";
 import { judgeClock } from "../../src/server/doctor/network.ts";
 import { cLibrary } from "../../src/server/doctor/runtime.ts";
+import { checkPort } from "../../src/server/serve.ts";
 import { temporaryFolder } from "../support/safetensors.ts";
 
 const folder = temporaryFolder();
@@ -125,8 +129,130 @@ describe("a probe in a process of its own", () => {
   test("is told apart by how it ended", async () => {
     expect((await probe("exit 0")).problem).toBeUndefined();
     expect((await probe("kill -SEGV $$")).problem).toBe("crashed (SIGSEGV)");
+    expect((await probe("kill -KILL $$")).problem).toBe("was killed, most likely for lack of memory (SIGKILL)");
     expect((await probe("exec sleep 30", 300)).problem).toBe("did not come back within 0.3 s");
   });
+});
+
+describe("what a probe died of for lack of memory", () => {
+  const MIB = 2 ** 20;
+  const host = { totalBytes: 40 * MIB, availableBytes: 31 * MIB, boundBy: "the cgroup /sys/fs/cgroup/app" };
+  const rich = { totalBytes: 2 ** 34, availableBytes: 2 ** 33, boundBy: "the machine" };
+  const blamed = { status: "fail", found: "it crashed", remedy: "update the driver" } as const;
+  const killed = "was killed, most likely for lack of memory (SIGKILL) while it was opened";
+
+  test.each([
+    ["was killed by the system", killed, { host: rich, addresses: undefined }, "more memory: the machine has 8.0 GiB"],
+    [
+      "was killed in a small cgroup",
+      killed,
+      { host, addresses: undefined },
+      "the cgroup /sys/fs/cgroup/app has 31.0 MiB",
+    ],
+    ["crashed in a small cgroup", "crashed (SIGSEGV)", { host, addresses: undefined }, "left of 40.0 MiB"],
+    [
+      "hung",
+      "did not come back within 20 s",
+      { host: rich, addresses: { limitBytes: 3e9, freeBytes: 5e8 } },
+      "ulimit -v",
+    ],
+    [
+      "ended",
+      "ended the process (exit code 70)",
+      { host: rich, addresses: { limitBytes: 3e9, freeBytes: 5e8 } },
+      "ulimit",
+    ],
+    [
+      "was refused",
+      "ulimit -v gives this process 2.9 GiB",
+      { host: rich, addresses: undefined },
+      "ulimit -v unlimited",
+    ],
+  ])("is not the driver's fault: it %s", (_, problem, state, remedy) => {
+    expect(blameMemory(problem, blamed, () => state)).toEqual({ ...blamed, remedy: expect.stringContaining(remedy) });
+  });
+
+  test("is told apart from a crash with memory to spare, and from what went well", () => {
+    const spare = () => ({ host: rich, addresses: undefined });
+    expect(blameMemory("crashed (SIGSEGV) while it ran the kernel add", blamed, spare)).toBe(blamed);
+    expect(blameMemory(undefined, blamed, spare)).toBe(blamed);
+    const skipped = { status: "skip", found: "not measured (--quick)" } as const;
+    expect(blameMemory(killed, skipped, spare)).toBe(skipped);
+  });
+
+  test("is foretold by the check of the system", () => {
+    expect(system({ host: rich, addresses: undefined }).status).toBe("ok");
+    expect(system({ host, addresses: undefined })).toMatchObject({
+      status: "warn",
+      remedy: expect.stringContaining("more memory"),
+      facts: { availableBytes: 31 * MIB, boundBy: host.boundBy, addressBytes: null },
+    });
+    expect(system({ host: rich, addresses: { limitBytes: 3e9, freeBytes: 5e8 } })).toMatchObject({
+      status: "fail",
+      found: expect.stringContaining("ulimit -v leaves"),
+      facts: { addressBytes: 3e9 },
+    });
+  });
+});
+
+describe("a driver's manifest that a variable names", () => {
+  const missing = { ...OLD_MESA, manifest: "/none.json", problem: "ENOENT: no such file", devices: [], said: [] };
+
+  test("and that is not there is neither repaired nor removed: the variable is wrong", () => {
+    expect(judgeDriver(missing, true, true, "VK_DRIVER_FILES")).toMatchObject({
+      status: "warn",
+      found: "none.json: VK_DRIVER_FILES names /none.json, and there is no such file",
+      remedy: "unset VK_DRIVER_FILES, or name a driver's .json file that is there",
+    });
+  });
+
+  test("and that cannot be used is repaired, or not named", () => {
+    const broken = { ...missing, problem: "JSON Parse error" };
+    expect(judgeDriver(broken, true, true, "VK_ADD_DRIVER_FILES").remedy).toContain("or unset VK_ADD_DRIVER_FILES");
+    expect(judgeDriver(broken, true, true).remedy).toBe("repair or remove /none.json");
+  });
+});
+
+describe("where a node takes a slow device, the remedy", () => {
+  const adapter = (name: string, isSoftware: boolean, bundledDriver: boolean, nameIndex = 0) => ({
+    summary: { name, nameIndex, description: "", vendor: "", architecture: "", isSoftware, bundledDriver },
+  });
+  const bundled = { name: "SwiftShader", bundledDriver: true };
+  const lavapipe = { name: "llvmpipe", bundledDriver: false };
+  const both = [adapter("llvmpipe", true, false), adapter("SwiftShader", true, true)];
+
+  test("is to take the faster one that is there, where another was asked for", () => {
+    const remedy = fasterDevice(bundled, both, { device: "swift", env: {} });
+    expect(remedy).toStartWith('leave --device swift away, or give --device "llvmpipe"');
+    const gpus = [adapter("GPU", true, false), adapter("GPU", false, false, 1)];
+    expect(fasterDevice(lavapipe, gpus, { device: "cpu", env: {} })).toContain('--device "GPU#1"');
+  });
+
+  test("is to unset what keeps an installed driver away", () => {
+    const data = join(folder.path, "data");
+    const manifest = join(data, "vulkan/icd.d/good.json");
+    mkdirSync(dirname(manifest), { recursive: true });
+    writeFileSync(manifest, JSON.stringify({ ICD: { library_path: "libgood.so" } }));
+    const env = { HOME: folder.path, XDG_DATA_DIRS: data, VK_ICD_FILENAMES: "/none.json" };
+    const remedy = fasterDevice(bundled, [adapter("SwiftShader", true, true)], { device: "auto", env });
+    expect(remedy).toStartWith("unset VK_ICD_FILENAMES");
+  });
+
+  test("is to install a driver where there is none", () => {
+    const alone = [adapter("SwiftShader", true, true)];
+    expect(fasterDevice(bundled, alone, { device: "auto", env: {} })).toContain("mesa-vulkan-drivers");
+    expect(fasterDevice(lavapipe, both, { device: "llvm", env: {} })).toContain("if this machine has a GPU");
+  });
+});
+
+test.each([
+  ["nonsense.invalid", /"nonsense\.invalid": no address is known for that name/],
+  ["192.0.2.1", /192\.0\.2\.1, which is no address of this machine/],
+  ["", /"": no address is known/],
+])("a host that cannot be listened on is named, with why (%p)", async (host, says) => {
+  const problem = await checkPort({ host, port: 0 }).catch((error: unknown) => error as UserError);
+  expect(problem).toMatchObject({ code: "bad_usage", hint: expect.stringContaining("--host") });
+  expect((problem as UserError).message).toMatch(says);
 });
 
 describe("a check that breaks", () => {

@@ -2,6 +2,7 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import type { UserError } from "../../src/base/errors.ts";
+import { byteSize } from "../../src/cli/units.ts";
 import { proveRoom } from "../../src/engine/prove-room.ts";
 import { readModel, type StageOptions } from "../../src/models/index.ts";
 import { openCheckpoint } from "../../src/safetensors/checkpoint.ts";
@@ -14,6 +15,7 @@ import {
   refusedByDriver,
   replanOf,
   type Room,
+  type Suggestion,
   suggestionsFor,
 } from "../../src/server/fit.ts";
 import { memoryPlan } from "../../src/weights/memory-plan.ts";
@@ -112,10 +114,110 @@ describe("a plan that does not fit", () => {
     for (const error of [memory, limit, binding]) expect(error.code).toBe("does_not_fit");
   });
 
-  test("with the limit below one layer says what one layer takes", () => {
-    const { hint, details } = refusalOf(question(GPT2, {}, { ...roomWith(null), limitBytes: 20 * MIB }));
+  test("under a limit below one layer says what one layer takes, and how far the limit is to be raised", () => {
+    const asked = question(GPT2, {}, { ...roomWith(null), limitBytes: 20 * MIB });
+    const { hint } = refusalOf(asked);
+    expect(hint).toMatch(/^below this limit nothing fits, for even one layer .* needs \d+\.\d MiB/);
+    expect(hint).toMatch(/--memory-limit 443\.\dMiB {2}\(raise --memory-limit to at least that, or leave it away\)/);
+    expect(suggestionsFor(asked).map(({ change }) => change)).toEqual([{}]);
+  });
+
+  test("on a device below one layer says that another device is needed", () => {
+    const { hint, details } = refusalOf(question(GPT2, {}, roomWith(40 * MIB)));
     expect(details["suggestions"]).toEqual([]);
-    expect(hint).toMatch(/even one layer .* needs \d+\.\d MiB/);
+    expect(hint).toMatch(/^even one layer .* needs \d+\.\d MiB, .*: take a device with more memory$/);
+  });
+});
+
+/** What a proposal changes, by flag. */
+const kindsOf = ({ change, limitBytes }: Suggestion): string[] => [
+  ...(limitBytes === undefined ? [] : ["limit"]),
+  ...(change.span ? ["layers"] : []),
+  ...(change.encoding ? ["encoding"] : []),
+  ...(change.maxSessions === undefined ? [] : ["sessions"]),
+  ...(change.maxContext === undefined ? [] : ["context"]),
+];
+
+/** The same with one of its changes left away, and one of its numbers a step nearer to what was asked. */
+function milder(asked: FitQuestion, { change, limitBytes }: Suggestion) {
+  const { options } = asked.load;
+  const unlimited = { ...asked.room, limitBytes: undefined };
+  const room = limitBytes === undefined ? asked.room : unlimited;
+  const without = (Object.keys(change) as (keyof StageOptions)[]).map((key) => {
+    const { [key]: _, ...rest } = change as Record<string, unknown>;
+    return { change: rest as Partial<StageOptions>, room };
+  });
+  if (limitBytes !== undefined) without.push({ change, room: asked.room });
+  const next: Partial<StageOptions>[] = [];
+  const { span, maxSessions, maxContext, encoding } = change;
+  if (span && span.end + 1 < options.span.end) next.push({ span: { ...span, end: span.end + 1 } });
+  if (maxSessions !== undefined && maxSessions + 1 < options.maxSessions) next.push({ maxSessions: maxSessions + 1 });
+  if (maxContext !== undefined && maxContext + 32 < options.maxContext) next.push({ maxContext: maxContext + 32 });
+  if (encoding === "nf4" && options.encoding === "bf16") next.push({ encoding: "int8" });
+  return [...without, ...next.map((one) => ({ change: { ...change, ...one }, room }))];
+}
+
+describe("every proposal", () => {
+  const wishes: Wish[] = [
+    {},
+    { maxSessions: 38 },
+    { maxSessions: 160 },
+    { maxSessions: 1 },
+    { maxContext: 96, maxSessions: 9 },
+    { start: 3, end: 4 },
+    { encoding: "int8" },
+    { encoding: "nf4", end: 2 },
+  ];
+  const limits = [20, 64.3, 90, 120, 150, 200, 256, 300, 383.7, 440, 1000];
+  test.each(
+    [GPT2, TINY].flatMap((directory) => wishes.map((wish) => ({ directory, wish, what: JSON.stringify(wish) }))),
+  )("is as mild as it can be, and has nothing in it that it fits without ($what)", ({ directory, wish }) => {
+    const scale = directory === TINY ? 1 / 16 : 1;
+    for (const limit of limits) {
+      for (const room of [{ limitBytes: limit * scale * MIB }, roomWith((limit * scale + 64) * MIB)]) {
+        const asked = question(directory, wish, { ...roomWith(2 ** 40), maxBindingBytes: 128 * MIB, ...room });
+        if (fits(asked.load, asked.room)) continue;
+        const suggestions = suggestionsFor(asked);
+        const kinds = suggestions.map((one) => kindsOf(one));
+        for (const suggestion of suggestions) {
+          const raised = suggestion.limitBytes ?? asked.room.limitBytes;
+          expect(fits(asked.replan(suggestion.change), { ...asked.room, limitBytes: raised })).toBe(true);
+          for (const { change, room } of milder(asked, suggestion))
+            expect(fits(asked.replan(change), room)).toBe(false);
+          const more = kinds.filter((some) => kindsOf(suggestion).every((kind) => some.includes(kind)));
+          expect(more).toEqual([kindsOf(suggestion)]); // none is another one with more to it
+        }
+        // A single change that fits is left away only where three others are there.
+        const singles = [{ maxSessions: 1 }, { maxContext: 32 }, { encoding: "nf4" }] as const;
+        const { load } = asked;
+        for (const change of singles) {
+          const [key] = Object.keys(change) as ["maxSessions" | "maxContext" | "encoding"];
+          if (load.options[key] === change[key as never] || !fits(asked.replan(change), asked.room)) continue;
+          const isThere = suggestions.some((one) => Object.keys(one.change).join() === key);
+          expect(isThere || (suggestions.length === 3 && kinds.every(({ length }) => length === 1))).toBe(true);
+        }
+      }
+    }
+  });
+
+  test("for too small a limit is to raise it as well, to the least tenth of a MiB that is enough", () => {
+    const asked = question(TINY, {}, { ...roomWith(2 ** 34), limitBytes: 10 * MIB });
+    const raise = suggestionsFor(asked).find(({ limitBytes }) => limitBytes !== undefined)!;
+    const { peakBytes } = memoryPlan(asked.load, asked.room.adapter);
+    expect(raise.limitBytes).toBeWithin(peakBytes, peakBytes + MIB / 10);
+    expect(raise.flags).toEqual(["--memory-limit", `${Number((raise.limitBytes! / MIB).toFixed(1))}MiB`]);
+    expect(byteSize("--memory-limit", raise.flags[1]!)).toBe(raise.limitBytes!);
+  });
+
+  test("for a piece that is too large to be bound names what makes it smaller, and not what does nothing for it", () => {
+    const asked = question(GPT2, { maxSessions: 160 }, { ...roomWith(2 ** 40), maxBindingBytes: 128 * MIB });
+    expect(refusalOf(asked).message).toMatch(
+      /^a layer's cache of 160 sequences of 1024 tokens \(--max-sessions, --max-context\) needs 240\.0 MiB in one piece, and GPU binds at most 128\.0 MiB\n/,
+    );
+    expect(suggestionsFor(asked).map(({ flags }) => flags)).toEqual([
+      ["--max-sessions", "85"],
+      ["--max-context", "544"],
+    ]);
   });
 });
 

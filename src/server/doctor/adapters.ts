@@ -1,23 +1,25 @@
 import { formatBytes } from "../../base/bytes.ts";
+import { DRIVER_VARIABLES, driverManifests } from "../../gpu/vulkan-drivers.ts";
 import { type Check, type Finding, guarded } from "./check.ts";
 import type { DoctorContext } from "./context.ts";
 import type { FoundAdapter } from "./drivers.ts";
-import type { AdapterFacts, ProbeEvent, SpeedFacts } from "./probe.ts";
+import { blameMemory } from "./memory.ts";
+import { type AdapterFacts, type ProbeEvent, selectorOf, type SpeedFacts } from "./probe.ts";
 import type { ChildEnd } from "./child.ts";
 import { ask, brief, said, whereItEnded } from "./runtime.ts";
 
 /** What each adapter is, whether its kernels compute what they should, and how fast it is; then which one a node takes. */
 export async function* adapters(context: DoctorContext, found: readonly FoundAdapter[]): AsyncGenerator<Check> {
   for (const adapter of found) {
-    const { name } = adapter.summary;
+    const name = selectorOf(adapter.summary);
     const end = await ask({ probe: "adapter", name, quick: context.quick }, context, adapter.env);
-    yield guarded("adapter", name, () => describeAdapter(adapter, end));
+    yield guarded("adapter", name, () => blameMemory(whereItEnded(end), describeAdapter(adapter, end)));
     if (said(end, "adapter").length === 0) continue;
-    yield guarded("self-test", name, () => judgeKernels(name, end, context.quick));
-    yield guarded("speed", name, () => describeSpeed(name, end, context.quick));
+    yield guarded("self-test", name, () => blameMemory(whereItEnded(end), judgeKernels(name, end, context.quick)));
+    yield guarded("speed", name, () => blameMemory(whereItEnded(end), describeSpeed(name, end, context.quick)));
   }
   const end = await ask({ probe: "default", select: context.device }, context);
-  yield guarded("device", null, () => chosen(end, found));
+  yield guarded("device", null, () => blameMemory(whereItEnded(end), chosen(end, found, context)));
 }
 
 function describeAdapter({ summary, driver }: FoundAdapter, end: ChildEnd<ProbeEvent>): Finding {
@@ -100,7 +102,7 @@ const describeRates = ({ rows, copyBytesPerSecond, gemvBytesPerSecond, gemmFlops
     `${brief(gemmFlops / 1e9)} GFLOP/s for ${rows}`,
   ].join(", ");
 
-function chosen(end: ChildEnd<ProbeEvent>, found: readonly FoundAdapter[]): Finding {
+function chosen(end: ChildEnd<ProbeEvent>, found: readonly FoundAdapter[], context: DoctorContext): Finding {
   const [device] = said(end, "default");
   if (!device) {
     const [error] = said(end, "error");
@@ -120,9 +122,31 @@ function chosen(end: ChildEnd<ProbeEvent>, found: readonly FoundAdapter[]): Find
   return {
     status: "warn",
     found: `a node takes ${name}, which computes on the CPU: tens of times slower than a GPU`,
-    remedy: bundledDriver
-      ? "install your GPU's Vulkan driver, or Mesa 23.1 or newer (Debian, Ubuntu: mesa-vulkan-drivers)"
-      : "install your GPU's Vulkan driver, if this machine has a GPU",
+    remedy: fasterDevice(device, found, context),
     facts,
   };
+}
+
+/** What is nearest to a faster device: another one that is here, a driver that is kept away, or one to be installed. */
+export function fasterDevice(
+  { name, bundledDriver }: { name: string; bundledDriver: boolean },
+  found: readonly Pick<FoundAdapter, "summary">[],
+  { device, env }: Pick<DoctorContext, "device" | "env">,
+): string {
+  const summaries = found.map(({ summary }) => summary);
+  const better =
+    summaries.find(({ isSoftware }) => !isSoftware) ??
+    summaries.find((summary) => bundledDriver && !summary.bundledDriver);
+  if (better && device !== "auto")
+    return `leave --device ${device} away, or give --device "${selectorOf(better)}": that one is faster than ${name}`;
+  const variable = DRIVER_VARIABLES.find((one) => env[one] !== undefined);
+  if (bundledDriver && variable !== undefined) {
+    const others = driverManifests({ ...env, ...Object.fromEntries(DRIVER_VARIABLES.map((one) => [one, undefined])) });
+    const good = others.filter(({ problem }) => problem === undefined).length;
+    if (good > 0)
+      return `unset ${variable}: it keeps away ${good === 1 ? "a driver that is" : `${good} drivers that are`} installed`;
+  }
+  return bundledDriver
+    ? "install your GPU's Vulkan driver, or Mesa 23.1 or newer (Debian, Ubuntu: mesa-vulkan-drivers)"
+    : "install your GPU's Vulkan driver, if this machine has a GPU";
 }

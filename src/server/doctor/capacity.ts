@@ -1,6 +1,11 @@
-import { formatBytes } from "../../base/bytes.ts";
+import { formatBytes, sizeFlag } from "../../base/bytes.ts";
+import { UserError } from "../../base/errors.ts";
+import { isHead } from "../../base/span.ts";
+import type { Snapshot } from "../../hub/snapshot.ts";
+import { loadTokenizer } from "../../tokenizer/tokenizer.ts";
 import { memoryPlan } from "../../weights/memory-plan.ts";
-import { fitQuestion, largestEnd, type Room, suggestionsFor } from "../fit.ts";
+import { describeShortage, fitQuestion, largestEnd, type Room, shortageOf, waysOut } from "../fit.ts";
+import { loadTextModel } from "../openai/text-model.ts";
 import {
   DEFAULT_SESSIONS,
   ENCODINGS,
@@ -27,6 +32,8 @@ export type ModelQuestion = Pick<
   | "offline"
   | "cacheDir"
   | "device"
+  | "host"
+  | "port"
 >;
 
 /** How many layers fit, from the first one that was asked for. */
@@ -38,6 +45,8 @@ export interface CapacityRow {
   readonly end: number | null;
   /** What those layers need, the driver included. */
   readonly neededBytes: number | null;
+  /** Of that what meshnet takes, which `--memory-limit` bounds. */
+  readonly ownBytes: number | null;
 }
 
 /** Contexts that are looked at besides the default, where the model has them. */
@@ -53,7 +62,7 @@ export async function capacity(
     const remedy = "see the checks above: a model needs a device";
     return { status: "fail", found: `${question.modelId}: there is no device to hold it`, remedy };
   }
-  const plan = await planNode({ ...question, host: "", port: 0, allowedHosts: [], allowedOrigins: [] }, surroundings);
+  const plan = await planNode({ ...question, allowedHosts: [], allowedOrigins: [] }, surroundings);
   using snapshot = plan.snapshot;
   const room: Room = {
     adapter: device,
@@ -64,6 +73,7 @@ export async function capacity(
   const asked = fitQuestion(plan, room);
   const { replan, mayQuantize } = asked;
   const { span, maxContext, maxSessions } = plan.load.options;
+  const reasons: string[] = [];
   const quantizations: readonly string[] =
     question.quantization === undefined && mayQuantize ? QUANTIZATIONS : [plan.quantization];
   const encodingOf = (name: string) => (mayQuantize ? ENCODINGS[name as Quantization] : plan.load.options.encoding);
@@ -71,11 +81,20 @@ export async function capacity(
     contextsOf(question.maxContext, maxContext, plan.config.maxPositions).map((context): CapacityRow => {
       const change = { encoding: encodingOf(quantization), maxContext: context };
       const end = largestEnd((more) => replan({ ...change, ...more }), span, room) ?? null;
-      const held = end === null ? null : memoryPlan(replan({ ...change, span: { ...span, end } }), device).neededBytes;
-      return { quantization, maxContext: context, layers: (end ?? span.start) - span.start, end, neededBytes: held };
+      const own = { quantization, maxContext: context, end };
+      if (end === null) {
+        const one = replan({ ...change, span: { ...span, end: span.start + 1 } });
+        const needs = memoryPlan(one, device);
+        const why = describeShortage({ ...asked, load: one }, needs, shortageOf(needs, room)!);
+        reasons.push(`${quantization} with ${context} tokens: ${why}`);
+        return { ...own, layers: 0, neededBytes: null, ownBytes: null };
+      }
+      const { neededBytes, peakBytes } = memoryPlan(replan({ ...change, span: { ...span, end } }), device);
+      return { ...own, layers: end - span.start, neededBytes, ownBytes: peakBytes };
     }),
   );
 
+  const limit = question.memoryLimit;
   const wanted = rows.filter((row) => row.maxContext === maxContext);
   const most = Math.max(...wanted.map(({ layers }) => layers));
   const best = wanted.find(({ layers }) => layers === most); // the first is the one that changes the weights least
@@ -95,26 +114,36 @@ export async function capacity(
   };
   const title = `${model.id} (${model.type}, ${model.layers} layers) on ${device.name}`;
   if (!best || best.end === null) {
-    const others = suggestionsFor(asked).map(({ flags }) => flags.join(" "));
-    const remedy =
-      others.length > 0
-        ? `this would fit: ${others.join("; or ")}`
-        : "not even one layer fits, with the shortest context: take a device with more memory";
+    const [lead, ...ways] = waysOut(asked);
     return {
       status: "fail",
       found: `${title}: no layer fits`,
-      details: tableOf(rows),
-      remedy,
+      details: [...tableOf(rows, limit), ...reasons],
+      remedy: [lead, ways.join("; or ")].filter(Boolean).join(" "),
       facts: { ...facts, command: null },
     };
   }
-  const command = commandFor(question, best, mayQuantize, span.total);
-  const rest =
-    best.end < (question.shardEnd ?? span.total) ? `; layers ${best.end} on go to another node (--next)` : "";
+  if (isHead(span)) {
+    const problem = await textProblem(snapshot);
+    if (problem) {
+      const found = `${title}: layers fit, and a head cannot start: ${problem.message}`;
+      const details = [...tableOf(rows, limit), ...reasons];
+      return { status: "fail", found, details, remedy: problem.hint, facts: { ...facts, command: null } };
+    }
+  }
+  const command = commandFor(question, best, mayQuantize);
+  const rest = best.end < (question.shardEnd ?? span.total) ? `; layers ${best.end} on go to another node` : "";
+  const next = `as the layers go on at ${best.end}, add --next and the URL of the node that begins there`;
+  const size = limit === undefined ? best.neededBytes! : best.ownBytes!;
   return {
     status: "ok",
-    found: `${title}: layers ${span.start}-${best.end} of ${span.total} as ${best.quantization}, ${formatBytes(best.neededBytes!)}${rest}`,
-    details: [...tableOf(rows), `start it with: ${command.map(quoted).join(" ")}`],
+    found: `${title}: layers ${span.start}-${best.end} of ${span.total} as ${best.quantization}, ${formatBytes(size)}${rest}`,
+    details: [
+      ...tableOf(rows, limit),
+      ...reasons,
+      `start it with: ${command.map(quoted).join(" ")}`,
+      ...(best.end < span.total ? [next] : []),
+    ],
     facts: { ...facts, command },
   };
 }
@@ -129,9 +158,8 @@ function commandFor(
   question: ModelQuestion,
   { quantization, maxContext, end }: CapacityRow,
   mayQuantize: boolean,
-  total: number,
 ): string[] {
-  const { modelId, revision, shardStart, maxSessions, memoryLimit, cacheDir, offline, device } = question;
+  const { modelId, revision, shardStart, maxSessions, memoryLimit, cacheDir, offline, device, host, port } = question;
   const isUsualContext = question.maxContext === undefined;
   return [
     "meshnet",
@@ -146,18 +174,34 @@ function commandFor(
     ...(mayQuantize && quantization !== "bfloat16" ? ["--quantization", quantization] : []),
     ...(isUsualContext ? [] : ["--max-context", `${maxContext}`]),
     ...(maxSessions === undefined || maxSessions === DEFAULT_SESSIONS ? [] : ["--max-sessions", `${maxSessions}`]),
-    ...(memoryLimit === undefined ? [] : ["--memory-limit", `${memoryLimit}`]),
+    ...(memoryLimit === undefined ? [] : ["--memory-limit", sizeFlag(memoryLimit)]),
     ...(device === "auto" ? [] : ["--device", device]),
     ...(cacheDir === undefined ? [] : ["--cache-dir", cacheDir]),
     ...(offline ? ["--offline"] : []),
-    ...(end === total ? [] : ["--next", "URL"]),
+    ...(host === DEFAULT_PLACE.host ? [] : ["--host", host]),
+    ...(port === DEFAULT_PLACE.port ? [] : ["--port", `${port}`]),
   ];
+}
+
+/** Where `meshnet node` listens without being told. */
+const DEFAULT_PLACE = { host: "127.0.0.1", port: 8000 };
+
+/** A head reads and writes text: what `startNode` would throw where it has nothing for that. */
+async function textProblem(snapshot: Snapshot): Promise<UserError | undefined> {
+  try {
+    loadTextModel(snapshot, await loadTokenizer(snapshot.directory));
+    return undefined;
+  } catch (error) {
+    if (error instanceof UserError) return error;
+    throw error;
+  }
 }
 
 const quoted = (word: string): string => (/^[\w./:=@-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
-/** A row for each encoding, a column for each context. */
-function tableOf(rows: readonly CapacityRow[]): string[] {
+/** A row for each encoding, a column for each context. Under a limit the sizes are what it bounds. */
+function tableOf(rows: readonly CapacityRow[], limit: number | undefined): string[] {
+  const beside = rows.map(({ neededBytes, ownBytes }) => neededBytes! - ownBytes!);
   const contexts = [...new Set(rows.map(({ maxContext }) => maxContext))];
   const names = [...new Set(rows.map(({ quantization }) => quantization))];
   const line = (cells: readonly string[]) =>
@@ -172,8 +216,14 @@ function tableOf(rows: readonly CapacityRow[]): string[] {
         name,
         ...rows
           .filter(({ quantization }) => quantization === name)
-          .map(({ layers, neededBytes }) => (neededBytes === null ? "0" : `${layers} (${formatBytes(neededBytes)})`)),
+          .map(({ layers, neededBytes, ownBytes }) => {
+            const bytes = limit === undefined ? neededBytes : ownBytes;
+            return bytes === null ? "0" : `${layers} (${formatBytes(bytes)})`;
+          }),
       ]),
     ),
+    limit === undefined
+      ? "the sizes include what the driver takes"
+      : `the sizes are what --memory-limit (${formatBytes(limit)}) bounds; the driver takes up to ${formatBytes(Math.max(...beside))} beside them`,
   ];
 }

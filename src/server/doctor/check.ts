@@ -61,6 +61,7 @@ export async function guarded(
   } catch (error) {
     const remedy = error instanceof UserError ? error.hint : "report this: the check itself broke";
     const found = error instanceof UserError ? error.message : `this check broke: ${messageOf(error)}`;
-    return checkOf(id, { subject, status: "fail", found, remedy });
+    const facts = error instanceof UserError ? { code: error.code } : {};
+    return checkOf(id, { subject, status: "fail", found, remedy, facts });
   }
 }

@@ -18,6 +18,11 @@ export interface ChildOptions {
   readonly silenceMs: number;
 }
 
+/** Nobody but the system does that to a probe, and it does when memory runs out. */
+export const KILLED = "was killed, most likely for lack of memory (SIGKILL)";
+/** Of the words in `problem`: the process itself ended, or had to be. */
+export const DEADLY = /crashed|was killed|come back|ended the process/;
+
 /** The hidden command of the probes. */
 export const PROBE_COMMAND = "doctor-probe";
 
@@ -51,11 +56,13 @@ export async function runProbe<Event>(request: object, options: ChildOptions): P
     events,
     problem: isSilent
       ? `did not come back within ${options.silenceMs / 1000} s`
-      : child.signalCode !== null
-        ? `crashed (${child.signalCode})`
-        : code !== 0
-          ? `ended the process (exit code ${code})`
-          : undefined,
+      : child.signalCode === "SIGKILL"
+        ? KILLED
+        : child.signalCode !== null
+          ? `crashed (${child.signalCode})`
+          : code !== 0
+            ? `ended the process (exit code ${code})`
+            : undefined,
     stderr: (await stderr).split("\n").filter((line) => line.trim() !== ""),
   };
 }

@@ -1,3 +1,4 @@
+import { type ErrorCode, ERRORS } from "../../base/errors.ts";
 import type { Logger } from "../../base/log.ts";
 import type { Environment } from "../../hub/settings.ts";
 import { adapters } from "./adapters.ts";
@@ -22,7 +23,7 @@ export interface DoctorOptions extends NetworkOptions {
   readonly device: string;
   readonly cacheDir?: string;
   /** What can this machine hold of it? */
-  readonly model?: ModelQuestion;
+  readonly model?: Omit<ModelQuestion, "host" | "port">;
   /** URL of a node. */
   readonly peer?: string;
   /** A process that looks at a driver and says nothing for so long hangs. */
@@ -69,9 +70,14 @@ export async function* examine(
   }
 
   yield guarded("cache", null, () => cache(env, options.cacheDir));
-  yield* surviving("hub", network(context, options));
+  let place = { host: options.host, port: options.port };
+  for await (const check of surviving("hub", network(context, options))) {
+    if (check.id === "port" && typeof check.facts["next"] === "number") place = { ...place, port: check.facts["next"] };
+    yield check;
+  }
   const { model, peer: url } = options;
-  if (model) yield guarded("model", model.modelId, () => capacity(model, chosenOf(seen), { env, log }));
+  if (model)
+    yield guarded("model", model.modelId, () => capacity({ ...model, ...place }, chosenOf(seen), { env, log }));
   if (url !== undefined) yield guarded("peer", url, () => peer(url));
 }
 
@@ -79,6 +85,13 @@ export function reportOf(checks: readonly Check[], { versions, quick }: DoctorOp
   const ok = checks.every(({ status }) => status !== "fail");
   return { schema: 1, version: versions.meshnet, ok, quick, checks };
 }
+
+/** Whether the question about the model was wrong usage, as `meshnet node` would call it. */
+export const isWrongUsage = ({ checks }: DoctorReport): boolean =>
+  checks.some(({ id, facts }) => {
+    const error = id === "model" ? ERRORS[facts["code"] as ErrorCode] : undefined;
+    return error?.exit === ERRORS.bad_usage.exit;
+  });
 
 /** A group of checks that breaks between two of them is a failed check too. */
 async function* surviving(id: Check["id"], checks: AsyncGenerator<Check>): AsyncGenerator<Check> {

@@ -1,8 +1,10 @@
+import { delimiter } from "node:path";
 import type { AdapterSummary } from "../../gpu/device.ts";
 import { DRIVER_VARIABLES, type DriverManifest, driverManifests } from "../../gpu/vulkan-drivers.ts";
 import { type Check, checkOf, type Finding, guarded } from "./check.ts";
 import type { DoctorContext } from "./context.ts";
-import { type DriverFacts, judgeDriver, loaderFinding, NOT_TRIED } from "./judge-driver.ts";
+import { type DriverFacts, judgeDriver, loaderFinding, NO_ADDRESSES, NOT_TRIED } from "./judge-driver.ts";
+import { blameMemory } from "./memory.ts";
 import { ask, said, whereItEnded } from "./runtime.ts";
 
 /** An adapter, and the variables under which its driver is the only one. */
@@ -30,13 +32,18 @@ export async function* drivers(
     const bundled = await bundledAdapters(context, hasRuntime);
     const facts = { version: version?.version ?? null, path: version?.path ?? null, manifests: manifests.length };
     const problem = whereItEnded(loader);
-    yield guarded("vulkan-loader", null, () => loaderFinding(facts, problem, bundled.adapters.length > 0, context));
+    yield guarded("vulkan-loader", null, () =>
+      blameMemory(problem, loaderFinding(facts, problem, bundled.adapters.length > 0, context)),
+    );
     const installed = version ? manifests : [];
     const looked: DriverFacts[] = [];
     for (const manifest of installed) looked.push(await lookAt(manifest, context, adapters, hasRuntime));
     for (const facts of looked) {
       const others = looked.some((other) => other !== facts && other.usable.length > 0) || bundled.adapters.length > 0;
-      yield guarded("driver", facts.manifest, () => judgeDriver(facts, others, hasRuntime));
+      const variable = variableNaming(facts.manifest, context.env);
+      yield guarded("driver", facts.manifest, () =>
+        blameMemory(facts.problem, judgeDriver(facts, others, hasRuntime, variable)),
+      );
     }
     adapters.push(...bundled.adapters);
     yield checkOf("driver", { subject: "bundled", ...bundled.finding });
@@ -47,6 +54,10 @@ export async function* drivers(
     adapters.push(...found.map((summary) => ({ summary, env: {}, driver: "the system's" })));
   }
 }
+
+/** The variable for which the loader looks at a manifest; undefined where it is in one of the loader's folders. */
+const variableNaming = (manifest: string, env: DoctorContext["env"]): string | undefined =>
+  [...DRIVER_VARIABLES, "VK_ADD_DRIVER_FILES"].find((name) => env[name]?.split(delimiter).includes(manifest));
 
 const only = (manifest: string): Record<string, string> =>
   Object.fromEntries(DRIVER_VARIABLES.map((name) => [name, manifest]));
@@ -63,7 +74,8 @@ async function lookAt(
   const asked = await ask({ probe: "driver" }, context, { ...env, VK_LOADER_DEBUG: "error,warn" });
   const [seen] = said(asked, "devices");
   const heard = asked.stderr.filter((line) => /^(ERROR|WARNING)/.test(line)).map(plain);
-  const problemThere = asked.problem === undefined ? null : whereItEnded(asked)!;
+  const ended = whereItEnded(asked);
+  const problemThere = asked.problem !== undefined || ended?.includes("ulimit -v") ? ended! : null;
   if (problemThere !== null) return { ...own, problem: problemThere, devices: [], usable: [], said: heard };
   const devices = seen?.devices ?? [];
   if (devices.length === 0 || !hasRuntime) return { ...own, problem: null, devices, usable: [], said: heard };
@@ -99,16 +111,16 @@ async function bundledAdapters(
     return { adapters, finding: { status: "ok", found: `in this binary: ${found[0]!.description}`, facts } };
   if (process.arch !== "x64")
     return { adapters, finding: { status: "skip", found: "no software driver is made for this machine", facts } };
+  if (problem?.includes("ulimit -v"))
+    return { adapters, finding: { status: "skip", found: `in this binary: ${NO_ADDRESSES}`, facts } };
   const reason = problem ?? heard.at(-1) ?? "it does not say why";
-  return {
-    adapters,
-    finding: {
-      status: "warn",
-      found: `the software driver in this binary cannot be used: ${reason}`,
-      remedy: "see the checks above; an installed driver does without it",
-      facts: { ...facts, problem: reason },
-    },
+  const finding: Finding = {
+    status: "warn",
+    found: `the software driver in this binary cannot be used: ${reason}`,
+    remedy: "see the checks above; an installed driver does without it",
+    facts: { ...facts, problem: reason },
   };
+  return { adapters, finding: blameMemory(problem, finding) };
 }
 
 /** A manifest that is nowhere: then no driver is installed. */

@@ -2,6 +2,7 @@ import { basename } from "node:path";
 import { DRIVER_VARIABLES, manifestFolders } from "../../gpu/vulkan-drivers.ts";
 import type { VulkanDevice } from "../../gpu/vulkan-memory.ts";
 import type { Finding } from "./check.ts";
+import { DEADLY } from "./child.ts";
 import type { DoctorContext } from "./context.ts";
 
 // What was found of the Vulkan loader and of a driver, judged: what it means, and what to do.
@@ -62,21 +63,33 @@ export function loaderFinding(
 const INSTALL_DRIVER =
   "install your GPU's Vulkan driver; for AMD, Intel, and computing on the CPU: Mesa 23.1 or newer (Debian, Ubuntu: mesa-vulkan-drivers)";
 
-/** `hasOthers`: whether this machine has a device besides those of this driver. */
-export function judgeDriver(facts: DriverFacts, hasOthers: boolean, hasRuntime = true): Finding {
+/** `hasOthers`: whether this machine has a device besides those of this driver; `variable`: that which names the manifest. */
+export function judgeDriver(facts: DriverFacts, hasOthers: boolean, hasRuntime = true, variable?: string): Finding {
   const { manifest, problem, devices, usable } = facts;
   const name = basename(manifest);
   const refused = devices.filter((device) => !usable.includes(device.name));
   const reported = { ...facts };
   if (problem !== null) {
-    const isDeadly = /crashed|come back|ended the process/.test(problem);
+    if (variable && problem.startsWith("ENOENT")) {
+      const remedy = `unset ${variable}, or name a driver's .json file that is there`;
+      return {
+        status: "warn",
+        found: `${name}: ${variable} names ${manifest}, and there is no such file`,
+        remedy,
+        facts: reported,
+      };
+    }
+    if (problem.includes("ulimit -v")) return { status: "skip", found: `${name}: ${NO_ADDRESSES}`, facts: reported };
+    const isDeadly = DEADLY.test(problem);
     return {
       status: isDeadly ? "fail" : "warn",
       found: `${name}: ${problem}`,
       details: facts.said,
       remedy: isDeadly
         ? `update or remove the driver ${facts.library}; until then set VK_DRIVER_FILES to the .json file of another one`
-        : `repair or remove ${manifest}`,
+        : variable
+          ? `repair ${manifest}, or unset ${variable}, which names it`
+          : `repair or remove ${manifest}`,
       facts: reported,
     };
   }
@@ -105,6 +118,8 @@ export function judgeDriver(facts: DriverFacts, hasOthers: boolean, hasRuntime =
   };
 }
 
+/** The check of the system says the rest. */
+export const NO_ADDRESSES = "not tried, for ulimit -v leaves too few addresses";
 export const NOT_TRIED = "not tried, for the GPU runtime does not load";
 
 const describeDriver = ({ driver, apiVersion }: VulkanDevice): string =>

@@ -7,6 +7,7 @@ import { messageOf } from "../../base/errors.ts";
 import { writableFolders } from "../../gpu/bundled-driver.ts";
 import { type Environment, hubSettings, rangeStoreDir } from "../../hub/settings.ts";
 import type { Finding } from "./check.ts";
+import { lackOfMemory, memoryState } from "./memory.ts";
 
 /** What the program is made of; the command line knows. */
 export interface Versions {
@@ -23,15 +24,26 @@ export const binary = ({ meshnet, dawn, isCompiled }: Versions): Finding => ({
   facts: { meshnet, bun: Bun.version, dawn, compiled: isCompiled, path: process.execPath },
 });
 
-export function system(): Finding {
+/** The machine, and whether it leaves this process the memory without which nothing below can be trusted. */
+export function system(state = memoryState()): Finding {
   const distribution = process.platform === "linux" ? distributionName() : null;
   const [platform, cores, memoryBytes] = [process.platform, availableParallelism(), totalmem()];
   const of = distribution === null ? "" : ` (${distribution})`;
-  return {
-    status: "ok",
-    found: `${platform} ${release()} ${arch()}${of}, ${cores} cores, ${formatBytes(memoryBytes)} of memory`,
-    facts: { platform, kernel: release(), arch: arch(), distribution, cores, memoryBytes },
+  const { host, addresses } = state;
+  const own = `${platform} ${release()} ${arch()}${of}, ${cores} cores, ${formatBytes(memoryBytes)} of memory`;
+  const facts = {
+    platform,
+    kernel: release(),
+    arch: arch(),
+    distribution,
+    cores,
+    memoryBytes,
+    availableBytes: host.availableBytes,
+    boundBy: host.boundBy,
+    addressBytes: addresses?.limitBytes ?? null,
   };
+  const lack = lackOfMemory(state);
+  return lack ? { ...lack, found: `${own}; ${lack.found}`, facts } : { status: "ok", found: own, facts };
 }
 
 function distributionName(): string | null {

@@ -52,22 +52,34 @@ export function judgeClock(nowMs: number, hub: HubState["clock"]): Finding {
   return { status: off <= 5 * MINUTE_MS ? "warn" : "fail", found, remedy: SET_CLOCK, facts };
 }
 
-function lookAtPort({ host, port }: NetworkOptions): Finding {
-  const problem = portProblem(host, port);
-  const facts = { host, port, free: problem === undefined };
-  if (problem === undefined) return { status: "ok", found: `port ${port} of ${host} is free`, facts };
-  if (problem.code !== "port_in_use") return { status: "fail", found: problem.message, remedy: problem.hint, facts };
-  const next = Array.from({ length: 100 }, (_, i) => port + 1 + i).find(
-    (other) => other < 65_536 && portProblem(host, other) === undefined,
-  );
+/** Taken ports beyond that are not looked past. */
+const MOST_PORTS = 100;
+
+async function lookAtPort({ host, port }: NetworkOptions): Promise<Finding> {
+  const problem = await portProblem(host, port);
+  const own = { host, port, free: problem === undefined };
+  if (problem?.code !== "port_in_use") {
+    const facts = { ...own, next: null };
+    if (problem) return { status: "fail", found: problem.message, remedy: problem.hint, facts };
+    if (port === 0) return { status: "ok", found: `${host} has a free port`, facts };
+    return { status: "ok", found: `port ${port} of ${host} is free`, facts };
+  }
+  const next = await freePort(host, port + 1);
   const remedy =
-    next === undefined ? problem.hint : `start the node with --port ${next}, which is free, or stop that program`;
-  return { status: "warn", found: problem.message, remedy, facts };
+    next === null ? problem.hint : `start the node with --port ${next}, which is free, or stop that program`;
+  return { status: "warn", found: problem.message, remedy, facts: { ...own, next } };
 }
 
-function portProblem(host: string, port: number): UserError | undefined {
+async function freePort(host: string, first: number): Promise<number | null> {
+  for (let port = first; port < Math.min(first + MOST_PORTS, 65_536); port++) {
+    if ((await portProblem(host, port)) === undefined) return port;
+  }
+  return null;
+}
+
+async function portProblem(host: string, port: number): Promise<UserError | undefined> {
   try {
-    checkPort({ host, port });
+    await checkPort({ host, port });
     return undefined;
   } catch (error) {
     if (error instanceof UserError) return error;

@@ -1,11 +1,18 @@
 import { formatBytes } from "../../base/bytes.ts";
-import { probePeer } from "../../mesh/probe.ts";
+import { type PeerReport, probePeer } from "../../mesh/probe.ts";
+import { RemoteError } from "../../protocol/error-reply.ts";
 import { PROTOCOL_VERSION } from "../../protocol/headers.ts";
 import type { Finding } from "./check.ts";
 
 /** Another node, from here: reachable, version, model, round trip, throughput. Throws as `probePeer` does. */
 export async function peer(url: string): Promise<Finding> {
-  const report = await probePeer(url);
+  let report: PeerReport;
+  try {
+    report = await probePeer(url);
+  } catch (error) {
+    if (error instanceof RemoteError) return refusedBy(url, error);
+    throw error;
+  }
   const { info, notReady, roundTripSeconds, uploadBytesPerSecond, tokenSeconds, problems } = report;
   const rates = [
     `${(roundTripSeconds * 1000).toPrecision(2)} ms to it and back`,
@@ -39,4 +46,19 @@ export async function peer(url: string): Promise<Finding> {
     return { status: "warn", found, details, remedy: "look at its log", facts };
   }
   return { status: "ok", found, details, facts };
+}
+
+/** It is a node, and it does not say what it is: mostly there is more in the URL than the node's own. */
+function refusedBy(url: string, { status, body, message }: RemoteError): Finding {
+  const { origin, pathname } = new URL(url);
+  const facts = { url, status, code: body.code };
+  if (pathname !== "/") {
+    const found = `${url} is not the URL of a node: below ${pathname} there is no /info (${status} ${body.code})`;
+    return { status: "fail", found, remedy: `give the node's own URL, without a path: --peer ${origin}`, facts };
+  }
+  const remedy =
+    body.code === "forbidden_host"
+      ? "start that node with --allow-host and the name by which it is called here"
+      : "look at its log, and whether it is of this version";
+  return { status: "fail", found: `${url} refuses to be asked: ${message}`, remedy, facts };
 }

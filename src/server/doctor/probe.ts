@@ -5,6 +5,7 @@ import { createLogger, type Logger } from "../../base/log.ts";
 import { measureCopy } from "../../engine/bench-copy.ts";
 import { timeKernels } from "../../engine/bench-kernels.ts";
 import { runSelfTests, type SelfTestResult } from "../../engine/self-test/index.ts";
+import { requireAddressSpace } from "../../gpu/address-space.ts";
 import { type DawnOrigin, dawnOrigin } from "../../gpu/dawn.ts";
 import { type AdapterSummary, type Device, listAdapters, openDevice } from "../../gpu/device.ts";
 import { loadProblem, preload } from "../../gpu/native-library.ts";
@@ -35,6 +36,7 @@ export type ProbeEvent =
   | { readonly event: "kernel"; readonly result: SelfTestResult }
   | { readonly event: "tested"; readonly seconds: number }
   | { readonly event: "speed"; readonly speed: SpeedFacts }
+  /** `name`: as `selectorOf` gives it. */
   | { readonly event: "default"; readonly name: string; readonly isSoftware: boolean; readonly bundledDriver: boolean };
 
 export interface AdapterFacts extends AdapterSummary {
@@ -95,6 +97,7 @@ async function answer(request: ProbeRequest, say: (event: ProbeEvent) => void): 
     }
     case "driver":
       say({ event: "step", what: "was asked for its devices" });
+      requireAddressSpace();
       say({ event: "devices", devices: vulkanDevices() });
       return;
     case "adapters":
@@ -103,14 +106,18 @@ async function answer(request: ProbeRequest, say: (event: ProbeEvent) => void): 
     case "default": {
       say({ event: "step", what: "opened a device" });
       const device = await openDevice({ select: request.select, log, wanted: NOTHING });
-      const { name, isSoftware, bundledDriver } = device.info;
+      const { isSoftware, bundledDriver } = device.info;
       device.destroy();
-      return say({ event: "default", name, isSoftware, bundledDriver });
+      return say({ event: "default", name: selectorOf(device.info), isSoftware, bundledDriver });
     }
     case "adapter":
       return probeAdapter(request, log, say);
   }
 }
+
+/** What `--device` takes for just this adapter: of several with one name the second is `NAME#1`. */
+export const selectorOf = ({ name, nameIndex }: Pick<AdapterSummary, "name" | "nameIndex">): string =>
+  nameIndex ? `${name}#${nameIndex}` : name;
 
 const NOTHING = { bufferBytes: 0, bindingBytes: 0 };
 /** More than any device has: then it is opened with the most that it can do. */

@@ -1,6 +1,7 @@
 import { type Check, type Finding, guarded } from "./check.ts";
 import { type ChildEnd, runProbe } from "./child.ts";
 import type { DoctorContext } from "./context.ts";
+import { blameMemory } from "./memory.ts";
 import type { ProbeEvent, ProbeRequest } from "./probe.ts";
 
 /** What Dawn is built for. */
@@ -38,17 +39,20 @@ export async function* runtime(context: DoctorContext): AsyncGenerator<Check> {
   if (process.platform === "linux") {
     yield guarded("c-library", null, () => cLibrary(found ?? { glibc: null, libstdcxx: null }, dawn?.origin.from));
   }
-  yield guarded("gpu-runtime", null, (): Finding => {
-    if (!dawn) {
-      const [error] = said(loaded, "error");
-      const found = whereItEnded(loaded) ?? "the GPU runtime (Dawn) cannot be loaded, and does not say why";
-      return { status: "fail", found, remedy: error?.hint ?? REPORT, facts: { from: null, reasons: [found] } };
-    }
-    const { from, reasons } = dawn.origin;
-    const facts = { from, reasons };
-    if (from === "file") return { status: "ok", found: "Dawn loads", facts };
-    return { status: "ok", found: `Dawn loads from ${from}, for other ways did not work`, details: reasons, facts };
-  });
+  yield guarded("gpu-runtime", null, () => blameMemory(whereItEnded(loaded), runtimeFinding(loaded)));
+}
+
+function runtimeFinding(loaded: ChildEnd<ProbeEvent>): Finding {
+  const [dawn] = said(loaded, "dawn");
+  if (!dawn) {
+    const [error] = said(loaded, "error");
+    const found = whereItEnded(loaded) ?? "the GPU runtime (Dawn) cannot be loaded, and does not say why";
+    return { status: "fail", found, remedy: error?.hint ?? REPORT, facts: { from: null, reasons: [found] } };
+  }
+  const { from, reasons } = dawn.origin;
+  const facts = { from, reasons };
+  if (from === "file") return { status: "ok", found: "Dawn loads", facts };
+  return { status: "ok", found: `Dawn loads from ${from}, for other ways did not work`, details: reasons, facts };
 }
 
 const REPORT = "report this, with the output of meshnet doctor --json";
