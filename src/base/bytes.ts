@@ -11,11 +11,16 @@ export function formatBytes(bytes: number): string {
   return `${unit === 0 ? value : value.toFixed(1)} ${UNITS[unit]}`;
 }
 
-/** `256MiB`, `1.5GiB`, else bytes: a number of bytes as a flag takes it, with nothing lost. */
+/** `256MiB`, `1.5GiB`, `500MB`, else bytes: a number of bytes as people give it to a flag, with nothing lost. */
 export function sizeFlag(bytes: number): string {
-  for (let unit = UNITS.length - 1; unit > 0; unit--) {
-    const value = bytes / 1024 ** unit;
-    if (value >= 1 && Number.isInteger(value * 4)) return `${value}${UNITS[unit]}`;
+  for (let power = UNITS.length - 1; power > 0; power--) {
+    for (const [base, unit] of [
+      [1024, UNITS[power]!],
+      [1000, UNITS[power]!.replace("i", "")],
+    ] as const) {
+      const value = Number((bytes / base ** power).toFixed(2));
+      if (value >= 1 && Math.round(value * base ** power) === bytes) return `${value}${unit}`;
+    }
   }
   return `${bytes}`;
 }

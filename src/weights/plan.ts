@@ -114,8 +114,8 @@ export function planLoad(family: Family, config: ModelConfig, options: StageOpti
   }
   const weights = [...bySource].map(([source, specs]): PlannedWeight => {
     const [spec] = specs as [WeightSpec, ...WeightSpec[]];
-    const stored = findStored(spec, source, checkpoint);
     const blockScales = findBlockScales(spec, source, checkpoint);
+    const stored = blockScales ? undefined : findStored(spec, source, checkpoint);
     if (!stored) for (const each of specs) checkTensor(each, source, blockScales !== undefined);
     const encoding = stored?.encoding ?? encodingOf(specs, options.encoding);
     return { source, specs, encoding, stored, blockScales, deviceBytes: weightBytes(spec, encoding) };
@@ -152,12 +152,14 @@ export function planLoad(family: Family, config: ModelConfig, options: StageOpti
 
 /** Bytes of weights that the pass of one token reads: all, but for tables of which it takes a row, and experts of which it takes some. */
 export const weightBytesPerToken = ({ weights }: LoadPlan): number =>
-  sum(
-    weights
-      .filter(({ specs }) => !specs.every(({ gathered }) => gathered))
-      .map(({ deviceBytes, specs: [spec] }) =>
-        spec?.stack ? (deviceBytes * spec.stack.chosen) / spec.stack.experts : deviceBytes,
-      ),
+  Math.round(
+    sum(
+      weights
+        .filter(({ specs }) => !specs.every(({ gathered }) => gathered))
+        .map(({ deviceBytes, specs: [spec] }) =>
+          spec?.stack ? (deviceBytes * spec.stack.chosen) / spec.stack.experts : deviceBytes,
+        ),
+    ),
   );
 
 /** A tied matrix is also the embedding, which stays as it is; experts lie one behind the other, so their blocks have to be whole. */

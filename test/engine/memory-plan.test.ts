@@ -17,12 +17,21 @@ const SPANS = [
 ];
 const ENCODINGS = ["bf16", "int8", "nf4"] as const;
 const stored = (name: string) => ({ directory: join(FIXTURES, "bnb/checkpoints", name), encoding: "bf16" as const });
+const family = (name: string) => join(FIXTURES, "families", name);
 const RANGES: (StageRange & { name: string; directory?: string })[] = [
   ...ENCODINGS.flatMap((encoding) =>
     SPANS.map(({ part, ...span }) => ({ name: `${part} in ${encoding}`, encoding, ...span })),
   ),
   { name: "checkpoint that is nf4 already", ...stored("nf4") },
   { name: "checkpoint that is int8 already", ...stored("int8") },
+  ...ENCODINGS.map((encoding) => ({
+    name: `mixture of experts in ${encoding}`,
+    directory: family("qwen3_moe"),
+    encoding,
+  })),
+  { name: "mixture whose experts are split", directory: family("qwen2_moe"), maxBindingBytes: 1024 },
+  { name: "span with a cache of latents", directory: family("deepseek_v3"), start: 1, end: 3, encoding: "int8" },
+  { name: "checkpoint in FP8", directory: family("deepseek_v3-fp8"), encoding: "nf4" },
   { name: "model whose weights are split to be bound", encoding: "nf4", maxBindingBytes: 100_000 },
 ];
 

@@ -20,7 +20,8 @@ const PORT = ["--port", "18765"];
 
 /** The doctor's JSON: nothing else may be on stdout, and nothing on stderr. */
 async function examine(words: string[], { env, ...options }: RunOptions = {}) {
-  const { code, stdout, stderr } = await run(["doctor", "--json", "--offline", ...PORT, ...words], {
+  const port = words.includes("--port") ? [] : PORT;
+  const { code, stdout, stderr } = await run(["doctor", "--json", "--offline", ...port, ...words], {
     ...options,
     env: { TMPDIR: "/tmp", ...env },
   });
@@ -98,7 +99,7 @@ describe.skipIf(!hasBoth)("the doctor on a machine that is well (needs lavapipe 
     );
     const command = facts["command"] as string[];
     expect(command.join(" ")).toBe(
-      `meshnet node --model-id ${TINY} --shard-start 0 --shard-end 4 --max-sessions 2 --offline`,
+      `meshnet node --model-id ${TINY} --shard-start 0 --shard-end 4 --max-sessions 2 --offline ${PORT.join(" ")}`,
     );
     await using started = new NodeProcess(command.slice(2));
     await started.ready();
@@ -231,8 +232,13 @@ describe("the doctor", () => {
     expect(one("model")).toMatchObject({
       status: "fail",
       found: expect.stringContaining("no layer fits"),
+      remedy: expect.stringMatching(
+        /below this limit nothing fits, .* --memory-limit \d+(\.\d)?MiB {2}\(raise .* or leave it away\)$/,
+      ),
       facts: { command: null },
     });
+    const why = /^nf4 with 256 tokens: layers 0-1 need 1\d\.\d MiB on the device, and --memory-limit is 1\.0 MiB$/m;
+    expect(one("model").details.join("\n")).toMatch(why);
     expect(one("peer")).toMatchObject({
       status: "fail",
       found: expect.stringContaining("nothing listens there"),

@@ -1,6 +1,7 @@
 import { afterAll, describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
+import { sizeFlag } from "../../src/base/bytes.ts";
 import type { UserError } from "../../src/base/errors.ts";
 import { byteSize } from "../../src/cli/units.ts";
 import { proveRoom } from "../../src/engine/prove-room.ts";
@@ -220,6 +221,16 @@ describe("every proposal", () => {
     ]);
   });
 });
+
+test.each(["256MiB", "1.5GiB", "2TiB", "500MB", "768", "402653185", "383.7MiB", "19.1MiB"])(
+  "a size is given back as a flag with no byte lost: %s",
+  (size) => {
+    const bytes = byteSize("--memory-limit", size);
+    expect(byteSize("--memory-limit", sizeFlag(bytes))).toBe(bytes);
+    if (/^[\d.]+[MGT]iB$/.test(size) && !size.includes(".7") && !size.includes(".1"))
+      expect(sizeFlag(bytes)).toBe(size);
+  },
+);
 
 test("a plan fits to the byte, and not with a byte less", () => {
   const asked = question(GPT2, {}, {});

@@ -12,7 +12,8 @@ import { ask, brief, said, whereItEnded } from "./runtime.ts";
 export async function* adapters(context: DoctorContext, found: readonly FoundAdapter[]): AsyncGenerator<Check> {
   for (const adapter of found) {
     const name = selectorOf(adapter.summary);
-    const end = await ask({ probe: "adapter", name, quick: context.quick }, context, adapter.env);
+    const select = process.platform === "linux" ? name : adapter.summary.name; // elsewhere Dawn has the first one only
+    const end = await ask({ probe: "adapter", name: select, quick: context.quick }, context, adapter.env);
     yield guarded("adapter", name, () => blameMemory(whereItEnded(end), describeAdapter(adapter, end)));
     if (said(end, "adapter").length === 0) continue;
     yield guarded("self-test", name, () => blameMemory(whereItEnded(end), judgeKernels(name, end, context.quick)));
