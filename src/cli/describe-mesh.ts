@@ -25,25 +25,39 @@ export function describeMesh(plan: MeshPlan, commands: readonly MeshCommand[]): 
 }
 
 function machineCells(machine: MeshMachine, i: number): string[] {
-  const { host, url, memoryBytes, bytesPerSecond, speedSource, linkSource, roundTripSeconds, linkBytesPerSecond } =
-    machine;
+  const { bytesPerSecond, speedSource, linkSource, roundTripSeconds, linkBytesPerSecond } = machine;
   const way = `${time(roundTripSeconds)} away, ${decimal(linkBytesPerSecond)}/s (${linkSource})`;
   const speed = `${decimal(bytesPerSecond)}/s (${speedSource})`;
-  return [`${i + 1}`, url ?? host ?? "", `${formatBytes(memoryBytes)}`, `reads ${speed}`, way];
+  return [`${i + 1}`, placeOf(machine), memoryOf(machine), `reads ${speed}`, way];
+}
+
+/** Where it is, as far as that is known. */
+function placeOf({ host, port, url }: MeshMachine): string {
+  if (url !== null || port === null) return url ?? host ?? "";
+  return host!.includes(":") ? `[${host}]:${port}` : `${host}:${port}`;
+}
+
+function memoryOf({ memoryBytes, limitBytes }: MeshMachine): string {
+  const memory = memoryBytes === null ? "unknown" : formatBytes(memoryBytes);
+  return limitBytes === null ? memory : `${memory}, --memory-limit ${formatBytes(limitBytes)}`;
 }
 
 const SPLIT_TITLES = ["machine", "layers", "needs", "of", "a token reads", "", "pass", "hop"];
 
-function shareCells({ machine, start, end, needBytes, readBytes, ...share }: MeshShare, plan: MeshPlan): string[] {
-  const { memoryBytes, bytesPerSecond } = plan.machines[machine]!;
+function shareCells({ machine, start, end, needBytes, ownBytes, readBytes, ...share }: MeshShare, plan: MeshPlan) {
+  const { memoryBytes, limitBytes, bytesPerSecond } = plan.machines[machine]!;
+  const [needs, of] =
+    limitBytes === null
+      ? [formatBytes(needBytes), formatBytes(memoryBytes!)]
+      : [formatBytes(ownBytes), `${formatBytes(limitBytes)} (limit)`];
   const isHead = start === 0;
   const isTail = end === plan.model.layers;
   const role = isHead && isTail ? "whole" : isHead ? "head" : isTail ? "tail" : "";
   return [
     `${machine + 1} ${role}`,
     `${start}-${end}`,
-    formatBytes(needBytes),
-    formatBytes(memoryBytes),
+    needs,
+    of,
     `${decimal(readBytes)} ÷ ${decimal(bytesPerSecond)}/s`,
     `= ${time(share.readSeconds)}`,
     time(share.passSeconds),
@@ -63,22 +77,31 @@ function arithmetic({ shares, secondsPerToken, tokensPerSecond }: MeshSplit, { h
 }
 
 function fewer(
-  { machines, onAllMachines }: MeshPlan,
+  { model, machines, onAllMachines }: MeshPlan,
   { shares, secondsPerToken, tokensPerSecond }: MeshSplit,
 ): string[] {
   if (shares.length === machines.length) return [];
   const left = machines.keys().filter((i) => !shares.some(({ machine }) => machine === i));
   const names = [...left].map((i) => `${i + 1}`);
   const out = `without machine${names.length > 1 ? "s" : ""} ${names.join(", ")}`;
-  if (!onAllMachines) return [`${out}: a layer on each does not fit`];
+  if (machines.length > model.layers) {
+    return [`${out}: the model has ${model.layers} layers, and there are ${machines.length} machines`];
+  }
+  if (!onAllMachines) return [`${out}: with a layer on every machine the model does not fit`];
   const slower = `with a layer on all ${machines.length} a token takes ${time(onAllMachines.secondsPerToken)} (${rate(onAllMachines.tokensPerSecond)})`;
   return [`${out} it is faster: ${time(secondsPerToken)} (${rate(tokensPerSecond)}); ${slower}`];
 }
 
-function assumed({ machines, split, anyOrder }: MeshPlan): string[] {
+function assumed({ machines, split, anyOrder, softwareExtraBytes }: MeshPlan): string[] {
+  const unasked = split!.shares.map(({ machine }) => machine).filter((i) => machines[i]!.device === null);
   const some = machines.filter(({ speedSource }) => speedSource === "assumed");
   const isLinkAssumed = split!.shares.length > 1 && machines.some(({ linkSource }) => linkSource === "assumed");
   return [
+    ...(unasked.length > 0
+      ? [
+          `that ${describeMachines(unasked)} a GPU: a driver that computes on the CPU takes up to ${formatBytes(softwareExtraBytes)} more`,
+        ]
+      : []),
     ...(some.length > 0
       ? [
           `that memory is read at ${decimal(some[0]!.bytesPerSecond)}/s: say it as SIZE@SPEED, or let --peers measure it`,
@@ -89,9 +112,14 @@ function assumed({ machines, split, anyOrder }: MeshPlan): string[] {
   ];
 }
 
+function describeMachines(places: readonly number[]): string {
+  const numbers = places.toSorted((a, b) => a - b).map((i) => `${i + 1}`);
+  return numbers.length > 1 ? `machines ${numbers.join(", ")} have` : `machine ${numbers[0]} has`;
+}
+
 function describeCommand({ machine, command }: MeshCommand, { machines }: MeshPlan): string[] {
-  const { host, url, memoryBytes } = machines[machine]!;
-  const place = url ?? host ?? formatBytes(memoryBytes);
+  const { url } = machines[machine]!;
+  const place = placeOf(machines[machine]!) || memoryOf(machines[machine]!);
   return [
     "",
     `  # on machine ${machine + 1} (${place})${url === null ? "" : ", once the node there has stopped"}`,
@@ -100,13 +128,17 @@ function describeCommand({ machine, command }: MeshCommand, { machines }: MeshPl
 }
 
 /** Nothing fits: both numbers, and what would help. */
-export function misfit({ model, machines, wholeBytes, waysOut }: MeshPlan): UserError {
-  const memory = machines.map(({ memoryBytes }) => memoryBytes);
-  const sizes = memory.map((bytes) => formatBytes(bytes)).join(" + ");
-  const total = memory.length > 1 ? ` = ${formatBytes(sum(memory))}` : "";
+export function misfit({ model, machines, wholeOnBytes, wholeOwnBytes, waysOut }: MeshPlan): UserError {
+  const isLimited = machines.some(({ limitBytes }) => limitBytes !== null);
+  const memory = machines.map(({ memoryBytes }) => memoryBytes ?? 0);
+  const sizes = machines.map(memoryOf).join(" + ");
+  const total = memory.length > 1 && !isLimited ? ` = ${formatBytes(sum(memory))}` : "";
+  const [least, most] = [Math.min(...wholeOnBytes), Math.max(...wholeOnBytes)];
+  const range = least === most ? "" : ` to ${formatBytes(most)}, by the driver,`;
+  const own = isLimited ? ` (${formatBytes(wholeOwnBytes)} of it count for --memory-limit)` : "";
   return new UserError(
     "does_not_fit",
-    `${model.id} (${model.layers} layers, ${model.quantization}, ${sequences(model)}) needs ${formatBytes(wholeBytes)} in one piece, more in several, and there is ${sizes}${total}: no split fits`,
+    `${model.id} (${model.layers} layers, ${model.quantization}, ${sequences(model)}) needs ${formatBytes(least)}${range} in one piece${own}, more in several, and there is ${sizes}${total}: no split fits`,
     ["any one of these would fit:", ...waysOut.map(describeWayOut)].join("\n    "),
     { details: { ways_out: waysOut } },
   );
@@ -119,7 +151,7 @@ function describeWayOut({ quantization, maxSessions, maxContext, machineBytes }:
     ...(maxContext ? [`--max-context ${maxContext}`] : []),
   ].join(" ");
   if (!machineBytes) return flags;
-  return [...(flags ? [flags] : []), `another machine with ${formatBytes(machineBytes)}`].join(" and ");
+  return [...(flags ? [flags] : []), `another machine with ${formatBytes(machineBytes)} (on a GPU)`].join(" and ");
 }
 
 const sequences = ({ maxSessions, maxContext }: MeshPlan["model"]): string =>

@@ -52,8 +52,8 @@ function withReference({ reference, layers, referenceQuality, encodings }: Refer
 function layerTable(layers: readonly LayerReport[]): string[] {
   const rows = layers.map((layer) => [
     layer.name,
-    layer.rmsError.toPrecision(3),
-    layer.noise.toPrecision(3),
+    layer.relativeRms.toPrecision(3),
+    layer.relativeNoise.toPrecision(3),
     layer.maxError.toPrecision(3),
     layer.maxNoise.toPrecision(3),
     layer.toFloat32.toFixed(2),
@@ -62,7 +62,7 @@ function layerTable(layers: readonly LayerReport[]): string[] {
   ]);
   const title = [
     "bfloat16 after",
-    "rms error",
+    "relative rms",
     "its noise",
     "max error",
     "its noise",

@@ -1,3 +1,4 @@
+import { sizeFlag } from "../base/bytes.ts";
 import type { MeshMachine } from "../server/machines.ts";
 import type { MeshConfig, MeshPlan } from "../server/plan-mesh.ts";
 import { DEFAULT_SESSIONS } from "../server/plan-node.ts";
@@ -34,25 +35,36 @@ export function meshCommands({ model, machines, split }: MeshPlan, config: MeshC
     .map(({ machine, start, end }, i): MeshCommand => {
       const layers = ["--shard-start", `${start}`, "--shard-end", `${end}`];
       const next = places[i + 1] ? ["--next", places[i + 1]!.url] : [];
-      const words = ["meshnet", "node", ...common, ...layers, ...places[i]!.flags, ...next];
+      const { limitBytes } = machines[machine]!;
+      const limit = limitBytes === null ? [] : ["--memory-limit", sizeFlag(limitBytes)];
+      const words = ["meshnet", "node", ...common, ...layers, ...limit, ...places[i]!.flags, ...next];
       return { machine, command: words.map(quoted).join(" ") };
     })
     .toReversed();
 }
 
-/** Several may be on one host: each gets a port of its own. */
+/** Several may be on one host: each gets a port of its own, that which was said for it or one that is free. */
 function placesOf(machines: readonly (MeshMachine & { readonly number: number })[]): Place[] {
-  const taken = new Map<string, number>();
-  return machines.map(({ host, url, number }, i) => {
+  const taken = new Set(
+    machines.flatMap(({ host, port, url }) => {
+      if (url === null) return port === null ? [] : [placeKey(host!, port)];
+      const { hostname, port: own } = new URL(url);
+      return [placeKey(hostname, Number(own || "80"))];
+    }),
+  );
+  return machines.map(({ host, port: wanted, url, number }, i) => {
     if (url !== null) return placeOf(new URL(url));
     const name = host ?? `HOST${number}`;
-    const port = taken.get(name) ?? FIRST_PORT;
-    taken.set(name, port + 1);
+    let port = wanted ?? FIRST_PORT;
+    if (wanted === null) while (taken.has(placeKey(name, port))) port++;
+    taken.add(placeKey(name, port));
     // Nobody but its own users has to reach the head.
     if (i === 0 && host === null) return { url: "", flags: port === FIRST_PORT ? [] : ["--port", `${port}`] };
     return placeOf(new URL(`http://${name.includes(":") ? `[${name}]` : name}:${port}`), name);
   });
 }
+
+const placeKey = (host: string, port: number): string => `${host.toLowerCase().replace(/^\[|\]$/g, "")} ${port}`;
 
 /** `name`: as it was written, for a URL has it in lower case. */
 function placeOf({ href, protocol, pathname, hostname, port }: URL, name = hostname): Place {

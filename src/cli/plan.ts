@@ -5,6 +5,7 @@ import { planMesh } from "../server/plan-mesh.ts";
 import { DEFAULT_SESSIONS, MAX_ROWS, type Quantization, QUANTIZATIONS } from "../server/plan-node.ts";
 import { defineCommand } from "./command.ts";
 import { describeMesh, misfit } from "./describe-mesh.ts";
+import { hostAndPort } from "./host.ts";
 import { hubFlags, logFlags, loggerOf, wholeNumber, wordList } from "./flags.ts";
 import { meshCommands } from "./mesh-commands.ts";
 import { byteRate, byteSize } from "./units.ts";
@@ -18,8 +19,8 @@ const flags = {
   },
   nodes: {
     type: "string",
-    valueHint: "[HOST=]SIZE[@SPEED],…",
-    description: "The free device memory of each machine, and the speed of that memory: 8GiB,gpu-box=24GiB@900GB/s",
+    valueHint: "[HOST[:PORT]=]SIZE[@SPEED],…",
+    description: "The free memory of each machine's GPU, and the speed of that memory: 8GiB,gpu-box=24GiB@900GB/s",
   },
   peers: {
     type: "string",
@@ -69,6 +70,7 @@ export const plan = defineCommand({
       const hint = "give --nodes with the memory of each, as 8GiB,24GiB, or --peers with the URLs of running nodes";
       throw new UserError("bad_usage", "meshnet plan needs machines", hint);
     }
+    checkPorts(specs);
     const config = {
       modelId: args["model-id"],
       revision: args.revision,
@@ -96,32 +98,48 @@ export const plan = defineCommand({
   },
 });
 
-/** `24GiB`, `gpu-box=24GiB@900GB/s`. */
+/** `24GiB`, `gpu-box=24GiB@900GB/s`, `10.0.0.1:8000=24GiB`. */
 function nodeSpec(text: string): MachineSpec {
   const at = text.lastIndexOf("=");
-  if (at < 0) return sizeAndSpeed("--nodes", text);
-  const host = text.slice(0, at);
-  if (!/^[\w.-]+$|^[0-9a-f:.]+$/i.test(host)) {
-    throw new UserError("bad_usage", `--nodes ${text}: ${host || "nothing"} is no host`, "give a name or an address");
-  }
-  return { host, ...sizeAndSpeed("--nodes", text.slice(at + 1)) };
+  if (at < 0) return sizeAndSpeed("--nodes", text, text);
+  return { ...hostAndPort("--nodes", text.slice(0, at)), ...sizeAndSpeed("--nodes", text.slice(at + 1), text) };
 }
 
 /** `http://192.168.1.20:8000`, with what the node shall not be asked behind it: `=24GiB@900GB/s`. */
 function peerSpec(text: string): MachineSpec {
   const at = text.lastIndexOf("=");
-  return at < 0 ? { url: text } : { url: text.slice(0, at), ...sizeAndSpeed("--peers", text.slice(at + 1)) };
+  return at < 0 ? { url: text } : { url: text.slice(0, at), ...sizeAndSpeed("--peers", text.slice(at + 1), text) };
 }
 
-function sizeAndSpeed(flag: string, text: string): MachineSpec {
+function sizeAndSpeed(flag: string, text: string, whole: string): MachineSpec {
   const [size = "", speed, ...rest] = text.split("@");
   if (rest.length > 0) throw new UserError("bad_usage", `${flag} ${text} has two speeds`, "give one, as 24GiB@900GB/s");
-  if (/^\d+$/.test(size)) {
+  if (size.trim() === "")
+    throw new UserError("bad_usage", `${flag} ${whole} has no size`, "give one, as gpu-box=24GiB");
+  if (/^\d+$/.test(size) && Number(size) > 0) {
     throw new UserError("bad_usage", `${flag} ${size} has no unit`, `give it with one, as ${size}GiB`);
   }
   const memoryBytes = byteSize(flag, size);
   return speed === undefined ? { memoryBytes } : { memoryBytes, bytesPerSecond: byteRate(flag, speed) };
 }
+
+/** Two nodes cannot listen on one port. */
+function checkPorts(specs: readonly MachineSpec[]): void {
+  const seen = new Set<string>();
+  for (const { host, port, url } of specs) {
+    const known = url === undefined ? undefined : URL.parse(url);
+    const place = known ? known.host.toLowerCase() : port === undefined ? undefined : placeOf(host!, port);
+    if (place === undefined) continue;
+    if (!seen.has(place)) seen.add(place);
+    else {
+      const hint = "name each machine once; for two nodes on one machine give two ports";
+      throw new UserError("bad_usage", `${place} is given twice`, hint);
+    }
+  }
+}
+
+const placeOf = (host: string, port: number): string =>
+  new URL(`http://${host.includes(":") ? `[${host}]` : host}:${port}`).host;
 
 function milliseconds(flag: string, text: string): number {
   const value = /^\d+(\.\d+)?$/.test(text) ? Number(text) : NaN;

@@ -3,14 +3,19 @@ const MOST_SLOWDOWN = 2.5;
 /** Prompt tokens of such a pass while nothing has been measured, and in any case: kernels take many rows at once. */
 const FIRST_TOKENS = 16;
 const LEAST_TOKENS = 8;
+/**
+ * A pass cannot be called back: whoever hangs up, has a deadline or stops the node waits for its end. On a device that
+ * computes on the CPU 512 tokens may take minutes.
+ */
+const MOST_PASS_MS = 4_000;
 /** A conversation that said nothing for so long is not waited for. */
 const PAUSE_MS = 2_000;
 /** Weight of the newest measurement. */
 const NEWEST = 0.3;
 
 /**
- * How many prompt tokens may share a pass with conversations, so that these do not stall: learned from how long passes
- * take on this device.
+ * How many prompt tokens a pass may take: beside conversations so few that these do not stall, and never more than a few
+ * seconds' worth. Learned from how long passes take on this device.
  */
 export class Pace {
   readonly #now: () => number;
@@ -34,12 +39,13 @@ export class Pace {
     }
   }
 
-  /** Prompt tokens that the next pass may take beside `singles` tokens of conversations; Infinity where none goes on. */
+  /** Prompt tokens that the next pass may take beside `singles` tokens of conversations. */
   promptTokens(singles: number): number {
     const pauseMs = Math.max(PAUSE_MS, 4 * (this.#conversationMs ?? 0));
-    if (singles === 0 && this.#now() - this.#lastConversationAt > pauseMs) return Infinity;
-    if (this.#conversationMs === undefined || this.#promptTokenMs === undefined) return FIRST_TOKENS;
-    const spareMs = (MOST_SLOWDOWN - 1) * this.#conversationMs;
+    const isQuiet = singles === 0 && this.#now() - this.#lastConversationAt > pauseMs;
+    if (this.#promptTokenMs === undefined) return FIRST_TOKENS;
+    if (!isQuiet && this.#conversationMs === undefined) return FIRST_TOKENS;
+    const spareMs = isQuiet ? MOST_PASS_MS : Math.min((MOST_SLOWDOWN - 1) * this.#conversationMs!, MOST_PASS_MS);
     return Math.max(LEAST_TOKENS, Math.floor(spareMs / this.#promptTokenMs));
   }
 }

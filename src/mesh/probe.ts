@@ -80,8 +80,21 @@ class Peer {
   }
 
   async info(): Promise<NodeInfo> {
-    const { text } = await this.#ask("info");
+    const { text } = await this.#ask("info").catch((error: unknown) => {
+      throw this.#isBesideNode(error) ? this.#besideNode() : error;
+    });
     return this.#sense(() => parseInfo(text));
+  }
+
+  /** A meshnet node is there, and what stands behind host and port is no place of it: somebody has given the URL of its /info, say. */
+  #isBesideNode(error: unknown): boolean {
+    return error instanceof RemoteError && [404, 405].includes(error.status) && new URL(this.url).pathname !== "/";
+  }
+
+  #besideNode(): UserError {
+    const { origin, pathname } = new URL(this.url);
+    const problem = `${this.url} is not a node's URL: a node answers there, and has no ${pathname}`;
+    return new UserError("bad_usage", problem, `give its host and port alone: ${origin}`);
   }
 
   async notReady(): Promise<string | null> {
@@ -178,7 +191,9 @@ class Peer {
   }
 
   #nonsense(problem: string, cause?: unknown): UserError {
-    const hint = "is this the URL of a meshnet node of this version?";
+    const { origin, pathname } = new URL(this.url);
+    const alone = pathname === "/" ? "" : ` A node behind no proxy has no path: ${origin}`;
+    const hint = `is this the URL of a meshnet node of this version?${alone}`;
     return new UserError("next_nonsense", `the node ${this.url} answered nonsense: ${problem}`, hint, { cause });
   }
 }

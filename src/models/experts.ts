@@ -64,13 +64,13 @@ export function mixtureMlp(
   const counts = { experts: mixture.experts, chosen: mixture.chosen };
   return block(
     {
-      // The router is never quantized: its choice is worth more than its bytes.
+      // Its choice is worth more than its bytes.
       score: linear({
         weight: [`${name}.gate.weight`],
         in: hiddenSize,
         out: mixture.experts,
         output: "expert_logits",
-        keepsBf16: true,
+        keepsBf16: "unless stored",
       }),
       choose: route({ ...mixture.route, ...counts, bias: names.bias && `${name}.${names.bias}` }),
       experts: experts({

@@ -16,8 +16,8 @@ export interface LinearSpec {
   outputAt?: number;
   /** Rounds the output to bfloat16. */
   round?: boolean;
-  /** Leaves the weight in bfloat16 whatever the encoding of the others: a head's. */
-  keepsBf16?: boolean;
+  /** Leaves the weight in bfloat16 whatever the encoding of the others: a head's; a router's too, unless its file has it quantized. */
+  keepsBf16?: boolean | "unless stored";
   /** The weight is INT8, and so are the activations that it is multiplied by: LLM.int8(). */
   int8Activations?: boolean;
 }

@@ -10,7 +10,8 @@ import { compileProducts, type Products, type ProductShape } from "./products.ts
 export function linear(spec: LinearSpec): ModuleSpec<Linear> {
   const weight = matrixSpec(spec.weight, spec.out, spec.in, {
     storedTransposed: spec.storedTransposed,
-    quantizable: !spec.keepsBf16,
+    quantizable: spec.keepsBf16 !== true,
+    isQuantizedAtLoad: !spec.keepsBf16,
   });
   const bias = spec.bias === undefined ? undefined : vectorSpec(spec.bias, spec.out);
   return {

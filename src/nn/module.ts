@@ -25,6 +25,8 @@ export interface WeightSpec {
   readonly storedTransposed: boolean;
   /** Whether bitsandbytes would quantize it: the linear layers, but for the head. */
   readonly quantizable: boolean;
+  /** False: it stays as its file has it, although it is quantizable. Default: true. */
+  readonly isQuantizedAtLoad?: boolean;
   /** A pass reads one row of it per token, not the whole: an embedding. */
   readonly gathered: boolean;
   /** Where the matrix is one expert's: the stack that it lies in on the device, with those of the layer's other experts. */
@@ -79,7 +81,9 @@ export const matrixSpec = (
     quantizable = false,
     gathered = false,
     ...rest
-  }: Partial<Pick<WeightSpec, "storedTransposed" | "quantizable" | "gathered" | "stack" | "rowsTogether">> = {},
+  }: Partial<
+    Pick<WeightSpec, "storedTransposed" | "quantizable" | "isQuantizedAtLoad" | "gathered" | "stack" | "rowsTogether">
+  > = {},
 ): WeightSpec => ({ names, kind: "matrix", rows, columns, storedTransposed, quantizable, gathered, ...rest });
 
 export const vectorSpec = (name: string, columns: number, { keepsF32 = false } = {}): WeightSpec => ({

@@ -66,6 +66,10 @@ export interface MemoryInfo {
   readonly planned: number;
   readonly allocated: number;
   readonly available: number | null;
+  /** `--memory-limit`, where one was given: the most that meshnet itself may have of the device. What its driver takes is beside it. */
+  readonly limit?: number;
+  /** With a limit: what the device itself has free, whatever the limit leaves of it. */
+  readonly device_available?: number | null;
 }
 
 /**

@@ -5,6 +5,8 @@ import { type PeerReport, probePeer } from "../mesh/probe.ts";
 export interface MachineSpec {
   /** A name or address under which the other machines reach it. */
   readonly host?: string;
+  /** On which its node shall listen. */
+  readonly port?: number;
   /** A node that runs on it. */
   readonly url?: string;
   readonly memoryBytes?: number;
@@ -33,11 +35,16 @@ export type Source = "given" | "measured" | "assumed";
 export interface MeshMachine {
   /** Its host, where that is known. */
   readonly host: string | null;
+  /** On which its node shall listen, where that is said. A node that runs listens where its URL says. */
+  readonly port: number | null;
   readonly url: string | null;
   /** The adapter that its node computes on. */
   readonly device: string | null;
-  readonly memoryBytes: number;
+  /** Null where nobody knows, and only the limit counts. */
+  readonly memoryBytes: number | null;
   readonly memorySource: Source;
+  /** The `--memory-limit` of its node: what meshnet itself may take, beside the driver. */
+  readonly limitBytes: number | null;
   readonly bytesPerSecond: number;
   readonly speedSource: Source;
   /** What a pass takes beside reading weights; 0 where it is in the measured speed. */
@@ -52,30 +59,45 @@ export interface MeshMachine {
 
 /**
  * Completes what is said of each machine: by asking the node that runs on it, else by the assumptions.
- * @throws UserError `bad_usage` where nobody knows a machine's memory; what `probePeer` throws.
+ * @throws UserError `bad_usage` where nobody knows a machine's memory, or where two URLs lead to one node; what `probePeer` throws.
  */
 export async function describeMachines(
   specs: readonly MachineSpec[],
   assumed: Assumptions & { readonly linkSource: Source },
 ): Promise<MeshMachine[]> {
   const machines: MeshMachine[] = [];
+  const urls = new Map<string, string>();
   // One after another: what is measured is the machine, not their company.
-  for (const spec of specs) machines.push(describe(spec, assumed, spec.url && (await probePeer(spec.url))));
+  for (const spec of specs) {
+    const report = spec.url === undefined ? undefined : await probePeer(spec.url);
+    if (report) {
+      const other = urls.get(report.info.node);
+      if (other !== undefined) throw sameNode(other, report.url);
+      urls.set(report.info.node, report.url);
+    }
+    machines.push(describe(spec, assumed, report));
+  }
   return machines;
+}
+
+function sameNode(one: string, other: string): UserError {
+  const problem = one === other ? `--peers has ${one} twice` : `${one} and ${other} are one and the same node`;
+  return new UserError("bad_usage", problem, "leave one of them away: each machine is counted once");
 }
 
 function describe(
   spec: MachineSpec,
   assumed: Assumptions & { readonly linkSource: Source },
-  report: PeerReport | "" | undefined,
+  report: PeerReport | undefined,
 ): MeshMachine {
-  const { host = null, bytesPerSecond = assumed.bytesPerSecond, memoryBytes } = spec;
+  const { host = null, port = null, bytesPerSecond = assumed.bytesPerSecond, memoryBytes } = spec;
   const speedSource = spec.bytesPerSecond === undefined ? "assumed" : "given";
   const { passSeconds, roundTripSeconds, linkBytesPerSecond, linkSource } = assumed;
   if (!report) {
     if (memoryBytes === undefined) throw new UserError("bad_usage", "a machine without memory", "give it, as 8GiB");
     const way = { roundTripSeconds, linkBytesPerSecond, linkSource };
-    const own = { host, url: null, device: null, memoryBytes, memorySource: "given" as const, problems: [] };
+    const memory = { memoryBytes, memorySource: "given" as const, limitBytes: null };
+    const own = { host, port, url: null, device: null, ...memory, problems: [] };
     return { ...own, bytesPerSecond, speedSource, passSeconds, ...way };
   }
 
@@ -86,10 +108,12 @@ function describe(
   if (tokenSeconds && !weightBytes) problems.push("speed: it does not say how much a token reads (an older meshnet)");
   return {
     host: host ?? new URL(report.url).hostname,
+    port: null,
     url: report.url,
     device: info.device,
-    memoryBytes: memoryBytes ?? peerMemory(report),
-    memorySource: memoryBytes === undefined ? "measured" : "given",
+    ...(memoryBytes === undefined
+      ? { ...peerMemory(report), memorySource: "measured" }
+      : { memoryBytes, limitBytes: null, memorySource: "given" }),
     bytesPerSecond: isMeasured ? weightBytes / tokenSeconds : bytesPerSecond,
     speedSource: isMeasured ? "measured" : speedSource,
     passSeconds: isMeasured ? 0 : passSeconds,
@@ -101,9 +125,12 @@ function describe(
 }
 
 /** What its device has free, and what it will have free once the node that runs there has stopped. */
-function peerMemory({ url, info }: PeerReport): number {
-  const { allocated, available } = info.memory ?? {};
-  if (Number.isSafeInteger(allocated) && Number.isSafeInteger(available)) return allocated + available!;
+function peerMemory({ url, info }: PeerReport): Pick<MeshMachine, "memoryBytes" | "limitBytes"> {
+  const { allocated, limit, available, device_available: ofDevice = available } = info.memory ?? {};
+  const limitBytes = Number.isSafeInteger(limit) ? limit! : null;
+  const isKnown = Number.isSafeInteger(allocated) && Number.isSafeInteger(ofDevice);
+  if (isKnown) return { memoryBytes: allocated! + ofDevice!, limitBytes };
+  if (limitBytes !== null) return { memoryBytes: null, limitBytes }; // as its own check has it
   throw new UserError(
     "bad_usage",
     `the node ${url} does not know how much memory its device (${info.device}) has`,

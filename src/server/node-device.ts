@@ -80,7 +80,7 @@ export function memoryMeter(
   plan: NodePlan,
   device: Device,
   stage: { readonly allocatedBytes: number },
-  limitBytes = Infinity,
+  limitBytes?: number,
 ): () => MemoryInfo {
   const planned = memoryPlan(plan.load).plannedBytes;
   let askedAt = -Infinity;
@@ -91,8 +91,9 @@ export function memoryMeter(
       free = deviceMemory(device.info).availableBytes;
     }
     const allocated = stage.allocatedBytes;
+    if (limitBytes === undefined) return { planned, allocated, available: free };
     const left = Math.max(0, limitBytes - allocated);
-    return { planned, allocated, available: left === Infinity ? free : Math.min(left, free ?? left) };
+    return { planned, allocated, available: Math.min(left, free ?? left), limit: limitBytes, device_available: free };
   };
 }
 

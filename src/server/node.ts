@@ -111,7 +111,9 @@ export async function startNode(config: NodeConfig, surroundings: Surroundings):
     async stop() {
       next?.stop();
       await server.stop();
-      stage.destroy();
+      // A pass whose callers have all hung up cannot be called back, and a device is not given back before it has ended, which on a
+      // CPU may take minutes: it ends with the process.
+      if (stage.passMs === 0) stage.destroy();
       snapshot[Symbol.dispose]();
     },
   };

@@ -3,7 +3,7 @@ import { UserError } from "../base/errors.ts";
 import type { StageOptions } from "../models/index.ts";
 import { type DriverNeeds, memoryPlan } from "../weights/memory-plan.ts";
 import { planLoad, weightBytesPerToken } from "../weights/plan.ts";
-import { canHold, type Machine, type RangeCosts, type Split, splitLayers } from "../weights/split.ts";
+import { canHold, type Capacity, type Machine, type RangeCosts, type Split, splitLayers } from "../weights/split.ts";
 import type { MeshMachine } from "./machines.ts";
 import {
   ENCODINGS,
@@ -41,8 +41,14 @@ export interface MeshPlan {
   readonly onAllMachines: MeshSplit | null;
   /** Whether every order of the machines was looked at. */
   readonly anyOrder: boolean;
-  /** Of the model in one piece. */
+  /** Of the model in one piece, on a GPU. */
   readonly wholeBytes: number;
+  /** Of that, what meshnet itself takes: what a node's `--memory-limit` bounds. */
+  readonly wholeOwnBytes: number;
+  /** The model in one piece on each machine, in their order: some drivers take more. */
+  readonly wholeOnBytes: readonly number[];
+  /** How much more the driver may take on a machine that has no GPU and computes on the CPU. */
+  readonly softwareExtraBytes: number;
   /** Where nothing fits: each of these is enough. */
   readonly waysOut: readonly WayOut[];
 }
@@ -60,6 +66,8 @@ export interface MeshShare {
   readonly end: number;
   /** What must be free there, with what its driver takes. */
   readonly needBytes: number;
+  /** Of that, what meshnet itself takes. */
+  readonly ownBytes: number;
   readonly readBytes: number;
   readonly readSeconds: number;
   readonly passSeconds: number;
@@ -108,8 +116,9 @@ export async function planMesh(
   const costs = costsOf(whole);
   const extras = machines.map((machine) => driverExtra(machine, whole));
   const parts = machines.map(
-    ({ memoryBytes, bytesPerSecond, passSeconds, roundTripSeconds, linkBytesPerSecond }, i): Machine => ({
-      memoryBytes: memoryBytes - extras[i]!,
+    ({ memoryBytes, limitBytes, bytesPerSecond, passSeconds, roundTripSeconds, linkBytesPerSecond }, i): Machine => ({
+      memoryBytes: (memoryBytes ?? Infinity) - extras[i]!,
+      ...(limitBytes !== null && { limitBytes }),
       bytesPerSecond,
       passSeconds,
       hopSeconds: roundTripSeconds + hopBytes / linkBytesPerSecond,
@@ -134,28 +143,35 @@ export async function planMesh(
     onAllMachines: onAll && onAll.shares.length > fastest!.shares.length ? asMeshSplit(onAll) : null,
     anyOrder,
     wholeBytes: costs.needBytes(0, layers),
+    wholeOwnBytes: costs.ownBytes(0, layers),
+    wholeOnBytes: extras.map((extra) => costs.needBytes(0, layers) + extra),
+    softwareExtraBytes: softwareExtra("SwiftShader", whole),
     waysOut: fastest ? [] : waysOut(whole, costs, parts),
   };
 }
 
+type Costs = Required<RangeCosts>;
+
 /** What ranges of the model take, by the plan that a node would make of each. */
-function costsOf({ family, config, load, checkpoint }: NodePlan, change: Partial<StageOptions> = {}): RangeCosts {
+function costsOf({ family, config, load, checkpoint }: NodePlan, change: Partial<StageOptions> = {}): Costs {
   const { layers } = config;
-  const known = new Map<number, { needBytes: number; readBytes: number }>();
+  const known = new Map<number, { needBytes: number; ownBytes: number; readBytes: number }>();
   const costs = (start: number, end: number) => {
     const key = start * (layers + 1) + end;
     let range = known.get(key);
     if (!range) {
       const options = { ...load.options, ...change, span: { start, end, total: layers } };
       const plan = planLoad(family, config, options, checkpoint);
-      const { neededBytes } = memoryPlan(plan, A_GPU);
-      known.set(key, (range = { needBytes: neededBytes, readBytes: weightBytesPerToken(plan) }));
+      const { neededBytes, peakBytes } = memoryPlan(plan, A_GPU);
+      range = { needBytes: neededBytes, ownBytes: peakBytes, readBytes: weightBytesPerToken(plan) };
+      known.set(key, range);
     }
     return range;
   };
   return {
     layers,
     needBytes: (start, end) => costs(start, end).needBytes,
+    ownBytes: (start, end) => costs(start, end).ownBytes,
     readBytes: (start, end) => costs(start, end).readBytes,
   };
 }
@@ -163,15 +179,16 @@ function costsOf({ family, config, load, checkpoint }: NodePlan, change: Partial
 const A_GPU: DriverNeeds = { name: "a GPU", isSoftware: false };
 
 /** What the driver of this machine takes more than a GPU's, whatever the layers. */
-function driverExtra({ device }: MeshMachine, { load }: NodePlan): number {
-  const isSoftware = /llvmpipe|swiftshader/i.test(device ?? "");
-  if (!isSoftware) return 0;
-  return memoryPlan(load, { name: device!, isSoftware }).neededBytes - memoryPlan(load, A_GPU).neededBytes;
+function driverExtra({ device }: MeshMachine, whole: NodePlan): number {
+  return device !== null && /llvmpipe|swiftshader/i.test(device) ? softwareExtra(device, whole) : 0;
 }
+
+const softwareExtra = (name: string, { load }: NodePlan): number =>
+  memoryPlan(load, { name, isSoftware: true }).neededBytes - memoryPlan(load, A_GPU).neededBytes;
 
 function meshSplit(
   { shares, secondsPerToken }: Split,
-  costs: RangeCosts,
+  costs: Costs,
   machines: readonly Machine[],
   extras: readonly number[],
 ): MeshSplit {
@@ -186,6 +203,7 @@ function meshSplit(
         start,
         end,
         needBytes: costs.needBytes(start, end) + extras[machine]!,
+        ownBytes: costs.ownBytes(start, end),
         readBytes,
         readSeconds: readBytes / bytesPerSecond,
         passSeconds,
@@ -197,8 +215,7 @@ function meshSplit(
 
 /** As little as is enough, each tried like the plan itself: one change, else several together, or a machine more. */
 function waysOut(whole: NodePlan, costs: RangeCosts, machines: readonly Machine[]): WayOut[] {
-  const memories = machines.map(({ memoryBytes }) => memoryBytes);
-  const fits = (way: WayOut) => canHold(costsOf(whole, optionsOf(way)), memories);
+  const fits = (way: WayOut) => canHold(costsOf(whole, optionsOf(way)), machines);
   const { maxContext, maxSessions, encoding } = whole.load.options;
   const step = contextStep(maxContext);
   const fewerSessions = (base: WayOut): WayOut[] => {
@@ -227,14 +244,14 @@ function waysOut(whole: NodePlan, costs: RangeCosts, machines: readonly Machine[
     ways.push(...shorterContext(base));
   }
   const further = smallest && !mildest ? { quantization: smallest } : {};
-  return [
-    ...ways,
-    { machineBytes: furtherMemory(costs, memories) },
-    ...(further.quantization
-      ? [{ ...further, machineBytes: furtherMemory(costsOf(whole, optionsOf(further)), memories) }]
-      : []),
-  ];
+  const machineBytes = furtherMemory(costs, machines);
+  const smallerBytes = further.quantization && furtherMemory(costsOf(whole, optionsOf(further)), machines);
+  // Two changes in place of one have to be worth it.
+  const isWorthIt = smallerBytes !== undefined && smallerBytes <= machineBytes * WORTH_IT;
+  return [...ways, { machineBytes }, ...(isWorthIt ? [{ ...further, machineBytes: smallerBytes }] : [])];
 }
+
+const WORTH_IT = 0.9;
 
 function optionsOf({ quantization, maxSessions, maxContext }: WayOut): Partial<StageOptions> {
   return {
@@ -263,9 +280,12 @@ function largest(most: number, isGood: (value: number) => boolean): number {
 }
 
 /** Of one machine more, rounded up to a sixty-fourth of what the whole model takes, or nearly. */
-function furtherMemory(costs: RangeCosts, memories: readonly number[]): number {
+function furtherMemory(costs: RangeCosts, machines: readonly Capacity[]): number {
   const whole = costs.needBytes(0, costs.layers);
   const step = 2 ** Math.max(0, Math.floor(Math.log2(whole)) - 6);
   const steps = ceilDiv(whole, step);
-  return step * (steps - largest(steps - 1, (fewer) => canHold(costs, [...memories, step * (steps - fewer)])));
+  return (
+    step *
+    (steps - largest(steps - 1, (fewer) => canHold(costs, [...machines, { memoryBytes: step * (steps - fewer) }])))
+  );
 }

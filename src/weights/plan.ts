@@ -164,7 +164,7 @@ export const weightBytesPerToken = ({ weights }: LoadPlan): number =>
 
 /** A tied matrix is also the embedding, which stays as it is; experts lie one behind the other, so their blocks have to be whole. */
 function encodingOf(specs: readonly WeightSpec[], wanted: Encoding): Encoding {
-  if (!specs.every(({ quantizable }) => quantizable)) return "bf16";
+  if (!specs.every(({ quantizable, isQuantizedAtLoad = true }) => quantizable && isQuantizedAtLoad)) return "bf16";
   const fits = specs.every((spec) => !spec.stack || areBlocksWhole(spec, wanted));
   return fits ? wanted : "bf16";
 }

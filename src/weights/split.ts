@@ -3,13 +3,21 @@ export interface RangeCosts {
   readonly layers: number;
   /** Bytes of memory; never fewer for a range that contains another one. */
   needBytes(start: number, end: number): number;
+  /** Of these, what a machine's `limitBytes` bounds; never fewer for a range that contains another one. Default: all. */
+  ownBytes?(start: number, end: number): number;
   /** Bytes of weights that the pass of one token reads. */
   readBytes(start: number, end: number): number;
 }
 
-/** A machine as far as a split is concerned. */
-export interface Machine {
+/** What a machine has for layers. */
+export interface Capacity {
   readonly memoryBytes: number;
+  /** The most that its share's own bytes may be; absent: all that there is. */
+  readonly limitBytes?: number;
+}
+
+/** A machine as far as a split is concerned. */
+export interface Machine extends Capacity {
   /** At which it reads weights. */
   readonly bytesPerSecond: number;
   /** What every pass takes on it beside that. */
@@ -54,7 +62,7 @@ const SAME = 1e-9;
 export function splitLayers(costs: RangeCosts, machines: readonly Machine[], mostSteps = MOST_STEPS): Splits {
   const kinds = kindsOf(machines);
   const reach = new Map(
-    [...new Set(machines.map(({ memoryBytes }) => memoryBytes))].map((m) => [m, reachOf(costs, m)]),
+    [...Map.groupBy(machines, capacityKey)].map(([key, [machine]]) => [key, reachOf(costs, machine!)]),
   );
   const read = readSums(costs);
   const states = kinds.reduce((product, { members }) => product * (members.length + 1), 1);
@@ -72,15 +80,16 @@ export function splitLayers(costs: RangeCosts, machines: readonly Machine[], mos
 }
 
 /** Whether the machines, in some order, hold the whole model. Exact, and far cheaper than finding the fastest split. */
-export function canHold(costs: RangeCosts, memories: readonly number[]): boolean {
+export function canHold(costs: RangeCosts, machines: readonly Capacity[]): boolean {
+  const capacities = new Map(machines.map((machine) => [capacityKey(machine), machine]));
   // A machine that starts later reaches no less far, so of a set of machines only the furthest reach matters.
-  let reached = new Map([["", { end: 0, left: memories.toSorted((a, b) => a - b) }]]);
-  for (let used = 0; used < memories.length; used++) {
-    const further = new Map<string, { end: number; left: number[] }>();
+  let reached = new Map([["", { end: 0, left: machines.map(capacityKey).toSorted() }]]);
+  for (let used = 0; used < machines.length; used++) {
+    const further = new Map<string, { end: number; left: string[] }>();
     for (const { end, left } of reached.values()) {
-      for (const memory of new Set(left)) {
-        const rest = left.toSpliced(left.indexOf(memory), 1);
-        const next = furthestEnd(costs, end, memory);
+      for (const one of new Set(left)) {
+        const rest = left.toSpliced(left.indexOf(one), 1);
+        const next = furthestEnd(costs, end, capacities.get(one)!);
         if (next === costs.layers) return true;
         const key = rest.join();
         if ((further.get(key)?.end ?? -1) < next) further.set(key, { end: next, left: rest });
@@ -92,16 +101,23 @@ export function canHold(costs: RangeCosts, memories: readonly number[]): boolean
 }
 
 /** The largest end so that `[start, end)` fits; `start` where not even one layer does. */
-export function furthestEnd(costs: RangeCosts, start: number, memoryBytes: number): number {
+export function furthestEnd(costs: RangeCosts, start: number, machine: Capacity): number {
   let fits = start;
   let tooFar = costs.layers + 1;
   while (tooFar - fits > 1) {
     const middle = Math.floor((fits + tooFar) / 2);
-    if (costs.needBytes(start, middle) <= memoryBytes) fits = middle;
+    if (hasRoom(costs, start, middle, machine)) fits = middle;
     else tooFar = middle;
   }
   return fits;
 }
+
+function hasRoom(costs: RangeCosts, start: number, end: number, { memoryBytes, limitBytes }: Capacity): boolean {
+  if (costs.needBytes(start, end) > memoryBytes) return false;
+  return limitBytes === undefined || (costs.ownBytes?.(start, end) ?? costs.needBytes(start, end)) <= limitBytes;
+}
+
+const capacityKey = ({ memoryBytes, limitBytes }: Capacity): string => `${memoryBytes}/${limitBytes ?? ""}`;
 
 /** Machines that are alike in everything: which of them comes first makes no difference. */
 interface Kind {
@@ -111,17 +127,17 @@ interface Kind {
 
 function kindsOf(machines: readonly Machine[]): Kind[] {
   const keyOf = (machine: Machine) =>
-    [machine.memoryBytes, machine.bytesPerSecond, machine.passSeconds, machine.hopSeconds].join();
+    [capacityKey(machine), machine.bytesPerSecond, machine.passSeconds, machine.hopSeconds].join();
   const groups = Map.groupBy(machines.keys(), (index) => keyOf(machines[index]!));
   return [...groups.values()].map((members) => ({ machine: machines[members[0]!]!, members }));
 }
 
 /** From each layer: how far a machine of this memory reaches. */
-function reachOf(costs: RangeCosts, memoryBytes: number): number[] {
+function reachOf(costs: RangeCosts, machine: Capacity): number[] {
   const ends: number[] = [];
   for (let start = 0, end = 0; start < costs.layers; start++) {
     end = Math.max(end, start); // whoever starts one layer later reaches no less far
-    while (end < costs.layers && costs.needBytes(start, end + 1) <= memoryBytes) end++;
+    while (end < costs.layers && hasRoom(costs, start, end + 1, machine)) end++;
     ends.push(end);
   }
   return ends;
@@ -182,7 +198,7 @@ class Search {
   constructor(
     kinds: readonly Kind[],
     moves: readonly (readonly Move[])[],
-    reach: ReadonlyMap<number, readonly number[]>,
+    reach: ReadonlyMap<string, readonly number[]>,
     readUpTo: Float64Array,
   ) {
     this.#layers = readUpTo.length - 1;
@@ -200,7 +216,7 @@ class Search {
         if (this.#seconds[this.#at(state, start)] === Infinity) continue;
         for (const move of further) {
           const { machine } = kinds[move.kind]!;
-          this.#extend(state, start, move, reach.get(machine.memoryBytes)![start]!, readUpTo);
+          this.#extend(state, start, move, reach.get(capacityKey(machine))![start]!, readUpTo);
         }
       }
     }
@@ -230,7 +246,8 @@ class Search {
       const bytes = readUpTo[end]! - readUpTo[start]!;
       const to = this.#at(move.state, end);
       const seconds = before + bytes / machine.bytesPerSecond;
-      const fill = Math.max(this.#fill[from]!, bytes / machine.memoryBytes);
+      const room = Math.min(machine.memoryBytes, machine.limitBytes ?? Infinity);
+      const fill = Math.max(this.#fill[from]!, bytes / room);
       if (!isBetter(seconds, fill, this.#seconds[to]!, this.#fill[to]!)) continue;
       this.#seconds[to] = seconds;
       this.#fill[to] = fill;

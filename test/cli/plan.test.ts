@@ -118,6 +118,48 @@ describe("meshnet plan", () => {
   });
 });
 
+describe("a machine given to meshnet plan", () => {
+  test.each([
+    ["10.0.0.1:8000", "--host 10.0.0.1 --port 8000", "http://10.0.0.1:8000"],
+    ["cafe:8000", "--host 0.0.0.0 --allow-host cafe --port 8000", "http://cafe:8000"],
+    ["gpu-box", "--host 0.0.0.0 --allow-host gpu-box --port 8000", "http://gpu-box:8000"],
+    ["fd00::1", "--host fd00::1 --port 8000", "http://[fd00::1]:8000"],
+    ["[fd00::1]", "--host fd00::1 --port 8000", "http://[fd00::1]:8000"],
+    ["[fd00::1]:9001", "--host fd00::1 --port 9001", "http://[fd00::1]:9001"],
+  ])("as %s has that place in the commands", async (host, flags, url) => {
+    const { wholeBytes } = await planned(SMALL, "8GiB");
+    // The first has the head: the other one is called.
+    const { commands, split } = await planned(SMALL, `first=${wholeBytes - 1}B,${host}=${wholeBytes - 1}B`);
+    const place = split!.shares[1]!.machine === 1 ? [flags, url] : [];
+    if (place.length === 0) expect(commands.at(-1)!.command).toContain(flags);
+    else {
+      expect(commands[0]!.command).toEndWith(flags);
+      expect(commands[1]!.command).toEndWith(` --next ${url}`);
+    }
+  });
+
+  test("with a port keeps it, and others on that host get free ones", async () => {
+    const { wholeBytes } = await planned(SMALL, "8GiB");
+    const size = `${Math.ceil(wholeBytes * 0.55)}B`;
+    const { commands } = await planned(SMALL, `a=${size},A:8000=${size},a:9001=${size},a=${size}`);
+    const ports = commands.map(({ command }) => / --port (\d+)/.exec(command)![1]);
+    expect(new Set(ports).size).toBe(ports.length);
+  });
+
+  test("by its memory alone is taken for one with a GPU, and the plan says so with what a CPU's driver takes more", async () => {
+    const { stdout } = await meshnet("--model-id", TINY, "--nodes", "512MiB");
+    const { softwareExtraBytes } = await planned(TINY, "512MiB");
+    expect(softwareExtraBytes).toBe(240 * 2 ** 20);
+    expect(stdout).toMatch(/that machine 1 has a GPU: a driver that computes on the CPU takes up to 240\.0 MiB more/);
+  });
+
+  test("is one of more than the model has layers: the plan says that, and not that it does not fit", async () => {
+    const { stdout } = await meshnet("--model-id", SMALL, "--nodes", Array(14).fill("8GiB").join(","));
+    expect(stdout).toContain("the model has 12 layers, and there are 14 machines");
+    expect(stdout).not.toContain("does not fit");
+  });
+});
+
 describe("where a model fits in no way, meshnet plan", () => {
   /** The changes, as flags and as a machine more. */
   const withWay = (nodes: string, { quantization, maxSessions, maxContext, machineBytes }: WayOut): string[] => [
@@ -175,15 +217,38 @@ describe("where a model fits in no way, meshnet plan", () => {
   });
 });
 
+test("meshnet plan does not propose a smaller encoding beside a machine that is as large without it", async () => {
+  const { stdout } = await meshnet("--model-id", TINY, "--nodes", "60MiB", "--json");
+  const { waysOut } = JSON.parse(stdout) as Printed;
+  expect(waysOut.filter(({ machineBytes }) => machineBytes)).toHaveLength(1);
+});
+
 describe("meshnet plan refuses with 2", () => {
   test.each([
     [[], /plan needs machines[^]*--nodes[^]*--peers/],
     [["--nodes", "8"], /--nodes 8 has no unit[^]*8GiB/],
     [["--nodes", "8GiBs"], /--nodes 8GiBs is not a size[^]*8GiB/],
     [["--nodes", "0GiB"], /--nodes 0GiB is not a size/],
+    [["--nodes", "0"], /--nodes 0 is not a size/],
+    [["--nodes", "a="], /--nodes a= has no size/],
+    [["--nodes", "8GiB@"], /--nodes "" is not a speed/],
+    [["--nodes", "10G"], /10G is not a size: G is none of its units[^]*10GB or 10GiB[^]*kB, MB, GB[^]*KiB, MiB, GiB/],
+    [["--nodes", "20EiB"], /20EiB is not a size: EiB is none[^]*KiB, MiB, GiB, TiB, PiB/],
+    [["--nodes", "9PiB"], /9PiB is not a size: the largest/],
     [["--nodes", "8GiB@fast"], /--nodes fast is not a speed[^]*900GB\/s/],
     [["--nodes", "8GiB@1GB/s@2GB/s"], /two speeds/],
-    [["--nodes", "http://x=8GiB"], /http:\/\/x is no host/],
+    [["--nodes", "http://x=8GiB"], /--nodes http:\/\/x/],
+    ...["10.0.0.999", "-x", "x-", "a..b", "1.2.3", "0x10", "a b", "", ".", "a/b", "u@h", "[::g]", "fe80::1%eth0"].map(
+      (host): [string[], RegExp] => [["--nodes", `${host}=8GiB`], /is no host|is no address/],
+    ),
+    [["--nodes", "0.0.0.0=8GiB"], /0\.0\.0\.0 is every address/],
+    [["--nodes", "[::]:8000=8GiB"], /:: is every address/],
+    [["--nodes", "a:0=8GiB"], /"0" is no port/],
+    [["--nodes", "a:65536=8GiB"], /"65536" is no port/],
+    [["--nodes", "a:b=8GiB"], /"b" is no port/],
+    [["--nodes", "a:9000=8GiB,A:9000=8GiB"], /a:9000 is given twice/],
+    [["--peers", "http://127.0.0.1:9,http://127.0.0.1:9/"], /127\.0\.0\.1:9 is given twice/],
+    [["--peers", "http://a:9000", "--nodes", "a:9000=8GiB"], /a:9000 is given twice/],
     [["--nodes", "8GiB", "--round-trip", "soon"], /--round-trip soon/],
     [["--nodes", "8GiB", "--link-speed", "1"], /--link-speed 1 is not a speed/],
     [["--nodes", "8GiB", "--max-context", "257"], /257.*256/],

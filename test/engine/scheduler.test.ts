@@ -110,6 +110,7 @@ describe("the scheduler", () => {
   test("gives a prompt the whole pass once nobody talks any more", async () => {
     const { scheduler, passes, advance } = setUp({ passTokens: 64 }, (tokens) => 10 * tokens);
     await scheduler.run(job("talk", 1));
+    await scheduler.run(job("earlier", 16)); // from which it knows what a token takes
     advance(60_000);
     await scheduler.run(job("prompt", 64));
     expect(passes.at(-1)!.map(({ tokens }) => tokens)).toEqual([64]);
@@ -142,6 +143,25 @@ describe("the scheduler", () => {
     controller.abort(new Error("left"));
     expect(await caught(gone)).toBe("left");
     expect(passes.length).toBeLessThan(10);
+  });
+
+  test("on a slow device is free soon after all callers of long prompts have gone", async () => {
+    // 100 ms for a token: 512 of them at once would keep the device for 51 s after the last caller left.
+    let longest = 0;
+    const { scheduler, passes } = setUp({ passTokens: 512 }, (tokens) => {
+      longest = Math.max(longest, 100 * tokens);
+      return 100 * tokens;
+    });
+    const controller = new AbortController();
+    const calls = [1, 2, 3, 4].map((i) => scheduler.run(job(`call ${i}`, 1024, { signal: controller.signal })));
+    const settled = Promise.allSettled(calls);
+    while (passes.length < 3) await turns(1);
+    controller.abort(new Error("hung up"));
+    const before = passes.length;
+    for (const one of await settled) expect(one).toMatchObject({ reason: { message: "hung up" } });
+    expect(passes.length).toBeLessThanOrEqual(before + 1);
+    expect(longest).toBeLessThanOrEqual(4_000);
+    expect(scheduler.waiting).toBe(0);
   });
 
   test("gives an error to the row that has it, and to all rows where the pass has it", async () => {
@@ -213,10 +233,19 @@ describe("the scheduler", () => {
 });
 
 describe("the pace", () => {
-  test("does not hold prompts back where nobody talks, and takes few tokens while it knows nothing", () => {
+  test("takes few tokens while it knows nothing, and on a fast device does not hold prompts back where nobody talks", () => {
     const pace = new Pace(() => 0);
-    expect(pace.promptTokens(0)).toBe(Infinity);
-    expect(pace.promptTokens(1)).toBe(16);
+    expect([pace.promptTokens(0), pace.promptTokens(1)]).toEqual([16, 16]);
+    pace.observe(0, 16, 16);
+    expect(pace.promptTokens(0)).toBe(4000);
+  });
+
+  test("keeps a pass to a few seconds on a slow device, for it cannot be called back", () => {
+    const pace = new Pace(() => 0);
+    pace.observe(0, 16, 16 * 200);
+    expect(pace.promptTokens(0)).toBe(20);
+    pace.observe(0, 20, 20 * 60_000);
+    expect(pace.promptTokens(0)).toBe(8);
   });
 
   test("allows as many prompt tokens as make a pass two and a half times as long", () => {
@@ -234,7 +263,7 @@ describe("the pace", () => {
     now = 1_500;
     expect(pace.promptTokens(0)).toBe(15);
     now = 2_500;
-    expect(pace.promptTokens(0)).toBe(Infinity);
+    expect(pace.promptTokens(0)).toBe(400);
   });
 });
 

@@ -117,6 +117,21 @@ describe("a probe that cannot be made", () => {
     expect(await failure(other)).toMatchObject({ code: "next_nonsense", message: expect.stringContaining("404") });
   });
 
+  test.each(["info", "forward", "health/ready"])("of a node's /%s asks for host and port alone", async (path) => {
+    const node = await start({ start: 0, end: 4 });
+    const error = await failure(new URL(path, node.url).href);
+    expect(error).toMatchObject({ code: "bad_usage", message: expect.stringContaining(`/${path}`) });
+    expect(error!.hint).toEndWith(node.url.replace(/\/$/, ""));
+  });
+
+  test("of a path where no meshnet node is says that there may be no path", async () => {
+    const url = inFront("http://127.0.0.1:9", async () => new Response("nothing here", { status: 404 }));
+    expect(await failure(`${url}info`)).toMatchObject({
+      code: "next_nonsense",
+      hint: expect.stringContaining(`has no path: ${url.replace(/\/$/, "")}`),
+    });
+  });
+
   test("of a node that refuses this name for itself passes its refusal on", async () => {
     const node = await start({ start: 0, end: 4 });
     const url = inFront(node.url, (request, path) =>

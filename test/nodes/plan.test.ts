@@ -1,6 +1,7 @@
 import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
+import { formatBytes, sizeFlag } from "../../src/base/bytes.ts";
 import type { MeshCommand } from "../../src/cli/mesh-commands.ts";
 import type { MeshPlan } from "../../src/server/plan-mesh.ts";
 import { NodeProcess, run, startChain } from "../support/meshnet.ts";
@@ -82,6 +83,48 @@ test("meshnet plan --peers asks running nodes for their memory, and measures the
   const [tail, head] = told.commands;
   const nextUrl = urls[tail!.machine]!.replace(/\/$/, "");
   expect(head!.command).toEndWith(` --next ${nextUrl}`);
+}, 120_000);
+
+test("meshnet plan --peers counts a node's --memory-limit as that node does, and repeats it", async () => {
+  const { wholeOwnBytes, wholeOnBytes } = await planned("--nodes", "8GiB");
+  const nodeWith = (limit: number) =>
+    new NodeProcess(["--model-id", TINY, "--shard-start", "2", "--port", "0", "--memory-limit", `${limit}`]);
+  {
+    await using node = nodeWith(wholeOwnBytes);
+    const url = await node.ready();
+    const { machines, split, commands } = await planned("--peers", url);
+    expect(machines).toMatchObject([{ limitBytes: wholeOwnBytes }]);
+    expect(machines[0]!.memoryBytes).toBeGreaterThan(wholeOnBytes[0]!);
+    expect(split!.shares).toMatchObject([{ start: 0, end: 4, ownBytes: wholeOwnBytes }]);
+    expect(commands[0]!.command).toContain(` --memory-limit ${sizeFlag(wholeOwnBytes)} `);
+    // The node itself is of the same mind.
+    const { port } = new URL(url);
+    await node.stop();
+    const words = commands[0]!.command.split(" ").slice(2);
+    await using again = new NodeProcess(words);
+    expect(new URL(await again.ready()).port).toBe(port);
+  }
+  await using node = nodeWith(wholeOwnBytes - 1);
+  const { code, stderr } = await run(["plan", "--model-id", TINY, "--peers", await node.ready()]);
+  expect(code).toBe(3);
+  expect(stderr).toMatch(/MiB of it count for --memory-limit\)[^]*--memory-limit [\d.]+ MiB: no split fits/);
+}, 120_000);
+
+test("meshnet plan tells what the model takes on these machines, not on others", async () => {
+  await using node = new NodeProcess(["--model-id", TINY, "--port", "0"]);
+  const url = await node.ready();
+  const { wholeOnBytes } = await planned("--peers", `${url}=8GiB`);
+  const { code, stdout, stderr } = await run([
+    "plan",
+    "--model-id",
+    TINY,
+    "--json",
+    "--peers",
+    `${url}=${Math.floor(wholeOnBytes[0]! / 2)}B`,
+  ]);
+  expect(code).toBe(3);
+  expect((JSON.parse(stdout) as Printed).wholeOnBytes).toEqual([...wholeOnBytes]);
+  expect(stderr).toContain(`needs ${formatBytes(wholeOnBytes[0]!)} in one piece`);
 }, 120_000);
 
 test("meshnet plan --peers says which node cannot be reached", async () => {

@@ -98,7 +98,7 @@ describe("meshnet verify", () => {
     const { code, stdout } = await run(words);
     expect({ code, stdout }).toEqual({ code: 0, stdout: expect.stringMatching(/^verdict +within the bounds$/m) });
     expect(stdout).toMatch(/^reference +\S+oracle\.safetensors: long \(74 tokens\), middle \(22 tokens\), /m);
-    expect(stdout).toMatch(/^bfloat16 after +rms error +its noise +max error .*≤ 1\.5.*≤ 2/m);
+    expect(stdout).toMatch(/^bfloat16 after +relative rms +its noise +max error .*≤ 1\.5.*≤ 2/m);
     for (const row of ["layer 0", "layer 1", "layer 2", "final norm", "logits"]) {
       expect(stdout).toMatch(new RegExp(`^${row}( +[\\d.]+){6}$`, "m"));
     }

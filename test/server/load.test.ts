@@ -68,6 +68,26 @@ test("the work of a client that has gone while it waited is not run", async () =
   expect(node.stage.calls).toBe(2);
 });
 
+test("a node that all callers have hung up on stops at once, though their pass still runs", async () => {
+  const { wait, open } = gate();
+  const node = await startNode({ start: 0, end: 4, gate: wait });
+  const gone = new AbortController();
+  const headers = { "Content-Type": "text/plain" };
+  const calls = ["a", "b", "c", "d"].map((body, i) =>
+    fetch(new URL("forward", node.url), {
+      method: "POST",
+      body,
+      headers: i % 2 === 0 ? headers : { ...headers, "X-Meshnet-Session": `s${i}`, "X-Meshnet-Step": "0" },
+      signal: gone.signal,
+    }).catch(() => "gone"),
+  );
+  await until(() => node.stage.calls === 1 && node.stage.cacheUse.sessions === 4);
+  gone.abort();
+  expect(await Promise.all(calls)).toEqual(Array(4).fill("gone"));
+  await node.stop(); // the gate is closed still
+  open();
+});
+
 test("a caller's deadline ends its waiting with 504, in the queue and on the device", async () => {
   const { wait, open } = gate();
   const node = await start({ gate: wait });

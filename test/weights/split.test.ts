@@ -19,6 +19,7 @@ function model(layers: readonly number[], edges = { head: 0, tailNeed: 0, tailRe
   return {
     layers: total,
     needBytes: (start, end) => add(start, end) + (start === 0 ? edges.head : 0) + (end === total ? edges.tailNeed : 0),
+    ownBytes: (start, end) => add(start, end) + (start === 0 ? edges.head : 0),
     readBytes: (start, end) => add(start, end) + (end === total ? edges.tailRead : 0),
   };
 }
@@ -40,6 +41,9 @@ function secondsOf(costs: RangeCosts, machines: readonly Machine[], shares: read
   }, 0);
 }
 
+const holds = (costs: RangeCosts, start: number, end: number, { memoryBytes, limitBytes = Infinity }: Machine) =>
+  costs.needBytes(start, end) <= memoryBytes && costs.ownBytes!(start, end) <= limitBytes;
+
 /** Every order of every choice of machines, every place to cut. */
 function* everySplit(
   costs: RangeCosts,
@@ -51,7 +55,7 @@ function* everySplit(
   for (const index of machines.keys()) {
     if (before.some((share) => share.machine === index)) continue;
     for (let end = start + 1; end <= costs.layers; end++) {
-      if (costs.needBytes(start, end) > machines[index]!.memoryBytes) break;
+      if (!holds(costs, start, end, machines[index]!)) break;
       yield* everySplit(costs, machines, [...before, { machine: index, start, end }]);
     }
   }
@@ -62,7 +66,7 @@ function check(costs: RangeCosts, machines: readonly Machine[], { shares, second
   for (const { machine: index, start, end } of shares) {
     expect(start).toBe(at);
     expect(end).toBeGreaterThan(start);
-    expect(costs.needBytes(start, end)).toBeLessThanOrEqual(machines[index]!.memoryBytes);
+    expect(holds(costs, start, end, machines[index]!)).toBe(true);
     at = end;
   }
   expect(at).toBe(costs.layers);
@@ -78,6 +82,7 @@ function randomCase(seed: number, mostMachines: number, mostLayers: number) {
   const costs = model(layers, { head: whole(0, 4) * GIB, tailNeed: whole(0, 4) * GIB, tailRead: whole(0, 2) * GIB });
   const machines = Array.from({ length: whole(1, mostMachines) }, () =>
     machine(whole(1, 16) * GIB, {
+      limitBytes: [undefined, undefined, whole(1, 12) * GIB][whole(0, 2)],
       bytesPerSecond: [5e10, 1e11, 9e11][whole(0, 2)],
       hopSeconds: [5e-4, 5e-3, 5e-2][whole(0, 2)],
       passSeconds: [1e-3, 4e-3][whole(0, 1)],
@@ -99,12 +104,7 @@ describe("a split of layers over machines", () => {
       const splits = splitLayers(costs, machines);
       expect(splits.anyOrder).toBe(true);
       expect(splits.fastest === undefined).toBe(every.length === 0);
-      expect(
-        canHold(
-          costs,
-          machines.map(({ memoryBytes }) => memoryBytes),
-        ),
-      ).toBe(every.length > 0);
+      expect(canHold(costs, machines)).toBe(every.length > 0);
       expect(splits.onAll?.secondsPerToken ?? Infinity).toBeCloseTo(onAll, 12);
       if (splits.onAll) check(costs, machines, splits.onAll);
       if (!splits.fastest) {
@@ -201,9 +201,11 @@ describe("what a split is about:", () => {
 
   test("how far a machine reaches from a layer is to the byte", () => {
     const costs = model([3, 3, 3], { head: 1, tailNeed: 2, tailRead: 0 });
-    expect([0, 3, 4, 6, 7, 11, 12].map((memory) => furthestEnd(costs, 0, memory))).toEqual([0, 0, 1, 1, 2, 2, 3]);
-    expect(canHold(costs, [4, 7])).toBe(false);
-    expect(canHold(costs, [4, 8])).toBe(true);
-    expect(canHold(costs, [8, 4])).toBe(true);
+    expect([0, 3, 4, 6, 7, 11, 12].map((memoryBytes) => furthestEnd(costs, 0, { memoryBytes }))).toEqual([
+      0, 0, 1, 1, 2, 2, 3,
+    ]);
+    expect(canHold(costs, [machine(4), machine(7)])).toBe(false);
+    expect(canHold(costs, [machine(4), machine(8)])).toBe(true);
+    expect(canHold(costs, [machine(8), machine(4)])).toBe(true);
   });
 });

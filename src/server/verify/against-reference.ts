@@ -52,7 +52,7 @@ export async function compareWithReference(
 }
 
 const divergence = ({ name, toFloat32, toBfloat16, prompt }: LayerReport): string =>
-  `bfloat16 diverges first at ${name}: for prompt ${prompt} it is ${toFloat32.toPrecision(3)} times the noise from the reference's float32 (at most ${MOST_TO_FLOAT32}), and ${toBfloat16.toPrecision(3)} times from its bfloat16 (at most ${MOST_TO_BFLOAT16})`;
+  `bfloat16 diverges first at ${name}, most of all in prompt ${prompt}: it is ${toFloat32.toPrecision(3)} times the noise from the reference's float32 (at most ${MOST_TO_FLOAT32}), and ${toBfloat16.toPrecision(3)} times from its bfloat16 (at most ${MOST_TO_BFLOAT16})`;
 
 async function runEncoding(
   stages: Stages,
@@ -136,7 +136,8 @@ async function layerByLayer(
 function gate(name: string, values: readonly Uint16Array[], reference: Reference, at: number | "logits"): LayerReport {
   const result = new NoiseGate(name);
   for (const [index, prompt] of reference.prompts.entries()) {
-    result.add(prompt.name, bf16ArrayToF32(values[index]!), reference.expected(prompt.name, at));
+    const expected = reference.expected(prompt.name, at);
+    result.add(prompt.name, prompt.ids.length, bf16ArrayToF32(values[index]!), expected);
   }
   return result.report;
 }

@@ -63,19 +63,20 @@ export interface ReferenceVerification extends Subject {
   readonly encodings: readonly ReferenceEncoding[];
 }
 
-/** Errors of values, over all prompts; ratios of the prompt that has the largest. */
+/** Errors of values, over all prompts. */
 export interface LayerReport {
   /** `layer 0` and so on, `final norm`, `logits`. */
   readonly name: string;
-  /** Of meshnet's values to the reference's float32 ones. */
-  readonly rmsError: number;
+  /** The rms distance of meshnet's values to the reference's float32 ones, as a part of each token's own rms. */
+  readonly relativeRms: number;
+  /** The same of the reference's own bfloat16 values: the noise. */
+  readonly relativeNoise: number;
+  /** The largest single differences, as they are. */
   readonly maxError: number;
-  /** Of the reference's own bfloat16 values to its float32 ones: the noise. */
-  readonly noise: number;
   readonly maxNoise: number;
-  /** The rms distance to float32 over the noise: at most `MOST_TO_FLOAT32`. */
+  /** The relative rms distance to float32 over the noise: at most `MOST_TO_FLOAT32`. */
   readonly toFloat32: number;
-  /** The rms distance to bfloat16 over the noise: at most `MOST_TO_BFLOAT16`. */
+  /** That to the reference's bfloat16 over the noise: at most `MOST_TO_BFLOAT16`. */
   readonly toBfloat16: number;
   /** The prompt that is furthest off. */
   readonly prompt: string;
