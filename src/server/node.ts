@@ -113,7 +113,7 @@ export async function startNode(config: NodeConfig, surroundings: Surroundings):
       await server.stop();
       // A pass whose callers have all hung up cannot be called back, and a device is not given back before it has ended, which on a
       // CPU may take minutes: it ends with the process.
-      if (stage.passMs === 0) stage.destroy();
+      if (stage.waiting === 0) stage.destroy();
       snapshot[Symbol.dispose]();
     },
   };

@@ -2,7 +2,7 @@
 
 For tests with real models. Weights are dequantized to float32 and rounded to bfloat16; names, shapes and the order of rows are
 Hugging Face's. Needs `gguf` and numpy only: that the result is what transformers makes of the same file is checked once, by
-`smollm2.py`. Refuses what it does not know: an architecture, a pre-tokenizer, a kind of token.
+`smollm2.py` and `gemma3.py`. Refuses what it does not know: an architecture, a pre-tokenizer, a kind of token.
 """
 
 import json
@@ -12,16 +12,10 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFReader, dequantize
 
-# The pre-tokenizers that `tokenizer.ggml.pre` names, as tokenizer.json spells them.
-BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-PRE_TOKENIZERS = {
-    "smollm": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTE_LEVEL]},
-}
+from gguf_tokenizer import tokenizer_of
 
-# Values of `tokenizer.ggml.token_type`.
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-
-LAYER_NAMES = {
+# Names of a layer's tensors in GGUF and in Hugging Face's files.
+LLAMA_LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -32,104 +26,105 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+LAYER_NAMES = {
+    "llama": LLAMA_LAYER,
+    "gemma3": LLAMA_LAYER
+    | {
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+}
 OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
 def main(source, folder):
     reader = GGUFReader(source)
-    facts = {name: field.contents() for name, field in reader.fields.items()}
-    if facts["general.architecture"] != "llama":
-        sys.exit(f"{source}: architecture {facts['general.architecture']} is not one that this script knows")
+    facts = Facts({name: field.contents() for name, field in reader.fields.items()})
+    if facts.architecture not in LAYER_NAMES:
+        sys.exit(f"{source}: architecture {facts.architecture} is not one that this script knows")
     folder.mkdir(parents=True, exist_ok=True)
     tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
     write_json(folder / "config.json", config_of(facts, tied))
-    write_json(folder / "generation_config.json", generation_config_of(facts))
+    write_json(folder / "generation_config.json", special_ids(facts))
     write_json(folder / "tokenizer.json", tokenizer_of(facts))
     write_json(folder / "tokenizer_config.json", tokenizer_config_of(facts))
     write_safetensors(folder / "model.safetensors", [bf16_tensor(tensor, facts) for tensor in reader.tensors])
 
 
+class Facts:
+    """The metadata of a GGUF file."""
+
+    def __init__(self, values):
+        self.values = values
+        self.architecture = values["general.architecture"]
+
+    def model(self, name):
+        return self.values[f"{self.architecture}.{name}"]
+
+    def tokenizer(self, name):
+        return self.values[f"tokenizer.ggml.{name}"]
+
+
 def config_of(facts, tied):
-    heads = facts["llama.attention.head_count"]
-    hidden = facts["llama.embedding_length"]
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",  # the only one that this architecture has in GGUF
+    heads = facts.model("attention.head_count")
+    hidden = facts.model("embedding_length")
+    common = {
         "hidden_size": hidden,
-        "intermediate_size": facts["llama.feed_forward_length"],
-        "num_hidden_layers": facts["llama.block_count"],
+        "intermediate_size": facts.model("feed_forward_length"),
+        "num_hidden_layers": facts.model("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": facts["llama.attention.head_count_kv"],
-        "head_dim": facts.get("llama.rope.dimension_count", hidden // heads),
-        "max_position_embeddings": facts["llama.context_length"],
-        "rms_norm_eps": shortest(facts["llama.attention.layer_norm_rms_epsilon"]),
-        "rope_theta": shortest(facts["llama.rope.freq_base"]),
+        "num_key_value_heads": facts.model("attention.head_count_kv"),
+        "max_position_embeddings": facts.model("context_length"),
+        "rms_norm_eps": shortest(facts.model("attention.layer_norm_rms_epsilon")),
+        "rope_theta": shortest(facts.model("rope.freq_base")),
         "tie_word_embeddings": tied,
-        "vocab_size": len(facts["tokenizer.ggml.tokens"]),
+        "vocab_size": len(facts.tokenizer("tokens")),
         "dtype": "bfloat16",
-        **generation_config_of(facts),
+        **special_ids(facts),
     }
-
-
-def generation_config_of(facts):
-    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    return {name: facts[f"tokenizer.ggml.{ours}_token_id"] for name, ours in names.items()}
-
-
-def tokenizer_of(facts):
-    pre = facts["tokenizer.ggml.pre"]
-    if facts["tokenizer.ggml.model"] != "gpt2" or pre not in PRE_TOKENIZERS:
-        sys.exit(f"tokenizer {facts['tokenizer.ggml.model']}, pre-tokenizer {pre}: not one that this script knows")
-    tokens = facts["tokenizer.ggml.tokens"]
-    kinds = facts["tokenizer.ggml.token_type"]
-    if odd := set(kinds) - {NORMAL, CONTROL, USER_DEFINED}:
-        sys.exit(f"tokens of the kinds {sorted(odd)} are not ones that this script knows")
+    if facts.architecture == "llama":
+        # The activation is the only one that this architecture has in GGUF.
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "head_dim": facts.values.get("llama.rope.dimension_count", hidden // heads),
+            **common,
+        }
+    head_dim = facts.model("attention.key_length")
+    # What GGUF leaves to the architecture: the activation, the local rope, every sixth layer full, and the scale of all but the
+    # largest Gemma 3.
     return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": id,
-                "content": token,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": kind == CONTROL,
-            }
-            for id, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-            if kind != NORMAL
-        ],
-        "normalizer": None,
-        "pre_tokenizer": PRE_TOKENIZERS[pre],
-        "post_processor": None,
-        "decoder": BYTE_LEVEL,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {token: id for id, token in enumerate(tokens)},
-            "merges": [merge.split(" ") for merge in facts["tokenizer.ggml.merges"]],
-        },
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": head_dim,
+        "query_pre_attn_scalar": head_dim,
+        "rope_local_base_freq": 10000.0,
+        "sliding_window": facts.model("attention.sliding_window"),
+        "sliding_window_pattern": 6,
+        **common,
     }
+
+
+def special_ids(facts):
+    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    return {name: facts.tokenizer(f"{ours}_token_id") for name, ours in names.items()}
 
 
 def tokenizer_config_of(facts):
-    tokens = facts["tokenizer.ggml.tokens"]
+    tokens = facts.tokenizer("tokens")
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    template = facts.values.get("tokenizer.chat_template")
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": facts["llama.context_length"],
-        **{name: tokens[facts[f"tokenizer.ggml.{ours}_token_id"]] for name, ours in names.items()},
-        "chat_template": facts["tokenizer.chat_template"],
+        "model_max_length": facts.model("context_length"),
+        **{name: tokens[facts.tokenizer(f"{ours}_token_id")] for name, ours in names.items()},
+        **({"chat_template": template} if template else {}),
     }
 
 
@@ -137,13 +132,14 @@ def bf16_tensor(tensor, facts):
     """Name, shape and the bits of a tensor."""
     values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
     part = tensor.name.removesuffix(".weight")
+    if facts.architecture == "gemma3" and part.endswith("norm"):
+        values = values - 1  # GGUF keeps 1 + w
     if not part.startswith("blk."):
         return f"{OTHER_NAMES[part]}.weight", values.shape, bf16(values)
     _, layer, part = part.split(".")
-    heads = {"attn_q": facts["llama.attention.head_count"], "attn_k": facts["llama.attention.head_count_kv"]}.get(part)
-    if heads:
-        values = half_split(values, heads)
-    return f"model.layers.{layer}.{LAYER_NAMES[part]}.weight", values.shape, bf16(values)
+    if facts.architecture == "llama" and part in ("attn_q", "attn_k"):
+        values = half_split(values, facts.model("attention.head_count" if part == "attn_q" else "attention.head_count_kv"))
+    return f"model.layers.{layer}.{LAYER_NAMES[facts.architecture][part]}.weight", values.shape, bf16(values)
 
 
 def half_split(rows, heads):

@@ -1,46 +1,23 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { createHash } from "node:crypto";
-import { createReadStream, readFileSync } from "node:fs";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { tokenText } from "../../src/server/openai/token-report.ts";
 import { ChatTemplate } from "../../src/tokenizer/chat-template.ts";
 import { loadTokenizer, type Tokenizer } from "../../src/tokenizer/tokenizer.ts";
 import { type Chain, startChain } from "../support/meshnet.ts";
+import { type AnsweredToken, divergence, movedGaps, type Recorded, rmsOf, sha256OfWeights } from "./answers.ts";
 
-/** What `smollm2.py` wrote: transformers' answers, in float32. */
-interface Recorded {
-  model_sha256: string;
-  new_tokens: number;
-  /** How far bfloat16 moves the gap between the two best logits in transformers itself. */
-  gap_noise: { rms: number; max: number };
-  texts: Record<string, number[]>;
-  conversations: Record<string, Conversation>;
-}
-interface Conversation {
+interface Chat {
   messages: { role: string; content: string }[];
   rendered: string;
-  prompt_ids: number[];
-  /** Of the answer, the end of the turn included. */
-  ids: number[];
-  /** The second best token at each place of the answer, and how much lower its logit is. */
-  runners_up: number[];
-  top2_gaps: number[];
-  text: string;
-}
-
-interface ChatToken {
-  token: string;
-  logprob: number;
-  top_logprobs: { token: string; logprob: number }[];
 }
 interface ChatReply {
-  choices: { message: { content: string }; logprobs: { content: ChatToken[] } | null }[];
+  choices: { message: { content: string }; logprobs: { content: AnsweredToken[] } | null }[];
   usage: { prompt_tokens: number; completion_tokens: number };
 }
 
 const directory = process.env.REAL_SMOLLM2;
-const recorded = JSON.parse(readFileSync(join(import.meta.dir, "smollm2.json"), "utf8")) as Recorded;
-const conversations = Object.entries(recorded.conversations);
+const recorded = JSON.parse(readFileSync(join(import.meta.dir, "smollm2.json"), "utf8")) as Recorded<Chat>;
+const conversations = Object.entries(recorded.answers);
 const { gap_noise: noise } = recorded;
 const LAYERS = 30;
 const CHAIN_MS = 900_000;
@@ -54,9 +31,7 @@ describe.skipIf(directory === undefined)(
     beforeAll(async () => void (tokenizer = await loadTokenizer(model)));
 
     test("has the weights that transformers answered with", async () => {
-      const hash = createHash("sha256");
-      for await (const chunk of createReadStream(join(model, "model.safetensors"))) hash.update(chunk as Buffer);
-      expect(hash.digest("hex")).toBe(recorded.model_sha256);
+      expect(await sha256OfWeights(model)).toBe(recorded.model_sha256);
     });
 
     test("has transformers' ids for odd texts, digits one by one", () => {
@@ -100,12 +75,10 @@ describe.skipIf(directory === undefined)(
               expect({ name, text: message.content }).toEqual({ name, text: recording.text });
             }
             console.log(`${name}: ${JSON.stringify(message.content)}`);
-            for (const [place, token] of logprobs!.content.slice(0, at).entries()) {
-              moved.push(gapTo(recording.runners_up[place]!, token, tokenizer) - recording.top2_gaps[place]!);
-            }
+            moved.push(...movedGaps(recording, logprobs!.content, tokenizer));
           }
           const same = conversations.filter(([name, { text }]) => answers.get(name) === text).length;
-          const rms = Math.sqrt(moved.reduce((sum, one) => sum + one * one, 0) / moved.length);
+          const rms = rmsOf(moved);
           const tokens = replies.reduce((sum, { usage }) => sum + usage.completion_tokens, 0);
           console.log(`${same} of ${conversations.length} word for word; ${tokens} tokens in ${seconds.toFixed(1)} s`);
           console.log(`gaps of ${moved.length} tokens moved by ${rms.toFixed(4)}, transformers' own by ${noise.rms}`);
@@ -154,20 +127,3 @@ const chatAll = (chain: Chain, logprobs: boolean): Promise<ChatReply[]> =>
       return JSON.parse(text) as ChatReply;
     }),
   );
-
-/** The place of the first token that is another one than transformers'; where all are the same, beyond the end. */
-function divergence({ ids }: Conversation, tokens: readonly ChatToken[], tokenizer: Tokenizer): number {
-  const expected = ids.filter((id) => !tokenizer.isSpecial(id)).map((id) => tokenText(id, tokenizer));
-  const longer = Math.max(expected.length, tokens.length);
-  const at = Array.from({ length: longer }, (_, i) => i).find((i) => expected[i] !== tokens[i]?.token);
-  return at ?? ids.length;
-}
-
-/** How much likelier a token is than another one, which must be among the five likeliest: the gap between their logits. */
-function gapTo(runnerUp: number, { logprob, top_logprobs }: ChatToken, tokenizer: Tokenizer): number {
-  const text = tokenText(runnerUp, tokenizer);
-  const other = top_logprobs.find(({ token }) => token === text);
-  if (!other)
-    throw new Error(`transformers' second best token ${JSON.stringify(text)} is not among the five likeliest`);
-  return logprob - other.logprob;
-}
