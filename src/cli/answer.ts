@@ -12,7 +12,12 @@ export interface Answer {
   readonly firstMs: number | undefined;
   /** From the call to the end. */
   readonly totalMs: number;
+  /** Pieces that came together with the first one, itself included, and when the last of them did, from the call. */
+  readonly head: { readonly pieces: number; readonly ms: number };
 }
+
+/** Pieces that come so soon after the first one waited with it somewhere, and say nothing of how fast the next ones come. */
+const TOGETHER_MS = 5;
 
 /**
  * Takes a text piece by piece and gives each to `say`. Where `signal` ends it early it is what had come until then; else an error is thrown.
@@ -31,10 +36,13 @@ export async function takeAnswer(
   let usage: TextUsage | undefined;
   let firstMs: number | undefined;
   let lastMs = 0;
+  let head = { pieces: 0, ms: 0 };
   try {
     for await (const event of events) {
       if (event.text !== "") {
-        firstMs ??= now() - began;
+        const ms = now() - began;
+        firstMs ??= ms;
+        if (ms - firstMs < TOGETHER_MS) head = { pieces: head.pieces + 1, ms };
         say(event.text);
       }
       text += event.text;
@@ -46,13 +54,15 @@ export async function takeAnswer(
     if (!signal.aborted) throw error;
     finish = null;
   }
-  return { text, finish, usage, firstMs, totalMs: lastMs || now() - began };
+  return { text, finish, usage, firstMs, totalMs: lastMs || now() - began, head };
 }
 
-/** Of the tokens after the first one, which waited for the prompt; undefined where there are none. */
-export function tokensPerSecond({ usage, firstMs, totalMs }: Answer): number | undefined {
-  if (usage === undefined || usage.completion < 2 || firstMs === undefined || totalMs <= firstMs) return undefined;
-  return ((usage.completion - 1) * 1000) / (totalMs - firstMs);
+/** Of the tokens after the first one, which waited for the prompt, and what came with it; undefined where there are none. */
+export function tokensPerSecond({ usage, totalMs, head }: Answer): number | undefined {
+  if (usage === undefined || head.pieces === 0) return undefined;
+  const timed = usage.completion - head.pieces;
+  if (timed < 1 || totalMs - head.ms < TOGETHER_MS) return undefined;
+  return (timed * 1000) / (totalMs - head.ms);
 }
 
 /** `24 tokens, the first after 0.12 s, then 35.2 tokens/s`. */

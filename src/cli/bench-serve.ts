@@ -16,9 +16,8 @@ import { checkHeadArgs, type HeadArgs, openHead } from "./open-head.ts";
 export const serveFlags = {
   sessions: {
     type: "string",
-    default: "1,4,16",
     valueHint: "N,…",
-    description: "serve: how many texts are made at a time",
+    description: "serve: how many texts are made at a time (default: 1,4,16, or as many as the head has room for)",
   },
   tokens: { type: "string", default: "32", valueHint: "N", description: "serve: tokens of each" },
   "prompt-tokens": { type: "string", default: "16", valueHint: "N", description: "serve: tokens of their prompts" },
@@ -31,7 +30,7 @@ export const serveFlags = {
 } as const;
 
 export interface ServeArgs extends HeadArgs {
-  readonly sessions: string;
+  readonly sessions?: string;
   readonly tokens: string;
   readonly "prompt-tokens": string;
   readonly "prefill-tokens": string;
@@ -40,8 +39,9 @@ export interface ServeArgs extends HeadArgs {
 
 /** `meshnet bench serve`: how fast texts are made, of a chain or of a model that this process holds. */
 export async function runBenchServe(args: ServeArgs, runs: number): Promise<number> {
-  const counts = wordList(args.sessions).map((text) => wholeNumber("sessions", text, 1, 1024)!);
-  if (counts.length === 0) throw new UserError("bad_usage", "--sessions is empty", "give numbers, as 1,4,16");
+  const typed = args.sessions === undefined ? undefined : wordList(args.sessions);
+  const counts = typed?.map((text) => wholeNumber("sessions", text, 1, 1024)!);
+  if (counts?.length === 0) throw new UserError("bad_usage", "--sessions is empty", "give numbers, as 1,4,16");
   const from = checkHeadArgs(args);
   const signal = new Interrupts().begin();
   const log = loggerOf(args);

@@ -1,12 +1,13 @@
 import type { ArgsDef } from "citty";
 import { UserError } from "../base/errors.ts";
-import type { HeadClient, TextOptions } from "../mesh/head-client.ts";
+import type { ChatTurn, HeadClient, TextEvent, TextOptions } from "../mesh/head-client.ts";
 import { type Answer, answerJson, describeSpeed, printer, takeAnswer } from "./answer.ts";
 import { ask, lines } from "./ask.ts";
 import { defineCommand } from "./command.ts";
 import { COMMAND_HELP, Conversation, type Line, readLine } from "./conversation.ts";
 import { EXIT_INTERRUPTED, Interrupts, unlessInterrupted } from "./interrupt.ts";
 import { checkHeadArgs, headFlags, openHead } from "./open-head.ts";
+import { tell } from "./stderr.ts";
 import { openStdout, type Stdout } from "./stdout.ts";
 import { greedyUnlessAsked, textFlags, textOptions } from "./text-flags.ts";
 
@@ -15,7 +16,7 @@ const flags = {
   ...textFlags,
   "max-new-tokens": {
     ...textFlags["max-new-tokens"],
-    description: "The most tokens of an answer (default: the model's own, or what the context has left)",
+    description: "The most tokens of an answer (default: the model's own; never more than the context has left)",
   },
   json: { type: "boolean", default: false, description: "Print each answer as a line of JSON" },
   ...headFlags,
@@ -55,7 +56,7 @@ export const chat = defineCommand({
     return unlessInterrupted(signal, async () => {
       await using head = await openHead(args, { signal, sessions: 1 });
       const { client, failure } = head;
-      const info = await client.info(signal);
+      const info = await client.headInfo(signal);
       if (info?.texts?.chat === false) throw noTemplate(info.model_id);
       const model = info?.model_id ?? null;
       const { json, quiet, system } = args;
@@ -70,7 +71,7 @@ export const chat = defineCommand({
 /** With a person at a terminal: what goes wrong is said, and the conversation goes on. */
 async function converse(chat: Chat): Promise<number> {
   const { stdout, quiet, model, client } = chat;
-  if (!quiet) console.error(`${model ?? client.url}: /help tells the commands, Ctrl-D ends`);
+  if (!quiet) tell(`${model ?? client.url}: /help tells the commands, Ctrl-D ends`);
   const history: string[] = [];
   for (;;) {
     const typed = await Promise.race([ask("> ", history), chat.failure]);
@@ -81,9 +82,9 @@ async function converse(chat: Chat): Promise<number> {
     if (typed.trim() !== "") history.unshift(typed);
     const line = readLine(typed);
     if (line.kind === "exit") return 0;
-    if (line.kind === "unknown") console.error(`there is no ${line.command}\n${COMMAND_HELP}`);
+    if (line.kind === "unknown") tell(`there is no ${line.command}\n${COMMAND_HELP}`);
     else if (line.kind !== "message") obey(line, chat);
-    else await answer(line.text, chat).catch(sayProblem);
+    else await answer(line.text, chat).catch((error: unknown) => sayProblem(error, chat));
   }
 }
 
@@ -110,7 +111,7 @@ function obey(line: Exclude<Line, { kind: "message" | "unknown" | "exit" }>, { c
     case "nothing":
       return;
     case "help":
-      return console.error(COMMAND_HELP);
+      return tell(COMMAND_HELP);
     case "reset":
       return conversation.reset();
     case "system":
@@ -119,30 +120,53 @@ function obey(line: Exclude<Line, { kind: "message" | "unknown" | "exit" }>, { c
 }
 
 async function answer(message: string, chat: Chat): Promise<Answer> {
-  const { client, model, conversation, options, stdout, interrupts, failure, json, quiet } = chat;
+  const { model, conversation, stdout, interrupts, failure, json, quiet } = chat;
   const signal = interrupts.begin();
-  const texts = client.text({ messages: conversation.with(message) }, options, signal);
+  const texts = answerTo(conversation.with(message), chat, signal);
   const given = await Promise.race([json ? takeAnswer(texts, { signal }) : say(texts), failure]);
   // What was broken off has been read, and can be talked about.
   if (given.finish !== null || given.text !== "") conversation.add(message, given.text);
   if (json) stdout.print(`${JSON.stringify({ model, message, ...answerJson(given) })}\n`);
   await stdout.flush();
-  if (!quiet) console.error(describeSpeed(given));
+  if (!quiet) tell(describeSpeed(given));
   return given;
 
   async function say(pieces: typeof texts): Promise<Answer> {
+    const print = printer(stdout);
+    let said = false;
+    const say = (piece: string) => {
+      print(piece);
+      said = true;
+    };
     try {
-      return await takeAnswer(pieces, { say: printer(stdout), signal });
+      const given = await takeAnswer(pieces, { say, signal });
+      said = true; // an answer without a word is a line as well
+      return given;
     } finally {
-      stdout.print("\n"); // also after half an answer: what follows has a line of its own
+      if (said) stdout.print("\n"); // also after half an answer: what follows has a line of its own
     }
   }
 }
 
-function sayProblem(error: unknown): void {
+/** As many tokens as asked for, or what the context has left where that is less. */
+async function* answerTo(
+  messages: readonly ChatTurn[],
+  { client, options }: Chat,
+  signal: AbortSignal,
+): AsyncGenerator<TextEvent> {
+  try {
+    yield* client.text({ messages }, options, signal);
+  } catch (error) {
+    const isFull = error instanceof UserError && error.code === "context_exceeded"; // before a text has begun
+    if (!isFull || options.max_tokens === undefined) throw error;
+    yield* client.text({ messages }, { ...options, max_tokens: undefined }, signal); // the head knows what is left
+  }
+}
+
+function sayProblem(error: unknown, { conversation }: Chat): void {
   if (!(error instanceof UserError)) throw error;
-  const hint = error.code === "context_exceeded" ? "/reset begins a new conversation" : error.hint;
-  console.error(`${error.message}\n  ${hint}`);
+  const isFull = error.code === "context_exceeded" && !conversation.isEmpty;
+  tell(`${error.message}\n  ${error.hint}${isFull ? ", or begin a new conversation with /reset" : ""}`);
 }
 
 const noTemplate = (model: string): UserError =>

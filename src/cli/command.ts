@@ -1,5 +1,6 @@
 import { type ArgsDef, type CommandDef, type ParsedArgs, renderUsage } from "citty";
-import { environmentName, onceEach, strictArgs } from "./strict.ts";
+import { UserError } from "../base/errors.ts";
+import { environmentName, flagsOfEnvironment, onceEach, strictArgs } from "./strict.ts";
 
 /** A command as plain data: its flags, an example, and what it does with them. */
 export interface Command {
@@ -40,9 +41,24 @@ export function defineCommand<T extends ArgsDef>(spec: {
     },
     run: async (words) => {
       const { once, values } = onceEach(list, words);
-      const parsed = strictArgs(name, args, once, process.env) as ParsedArgs<T>;
-      const [only] = list === undefined ? [] : [(parsed as Record<string, unknown>)[list]];
-      return spec.run(parsed, values.length > 1 ? values : typeof only === "string" ? [only] : []);
+      const unseen = Object.keys(flagsOfEnvironment(args, once, process.env));
+      try {
+        const parsed = strictArgs(name, args, once, process.env) as ParsedArgs<T>;
+        const [only] = list === undefined ? [] : [(parsed as Record<string, unknown>)[list]];
+        return await spec.run(parsed, values.length > 1 ? values : typeof only === "string" ? [only] : []);
+      } catch (error) {
+        throw withOrigin(error, unseen);
+      }
     },
   };
+}
+
+/** An error about a flag that nobody typed says where its value is from. */
+function withOrigin(error: unknown, unseen: readonly string[]): unknown {
+  if (!(error instanceof UserError)) return error;
+  const blamed = unseen.filter((flag) => new RegExp(`(^|[^\\w-])--${flag}(?![\\w-])`).test(error.message));
+  if (blamed.length === 0) return error;
+  const origins = blamed.map((flag) => `--${flag} comes from the environment's ${environmentName(flag)}`);
+  const { code, message, hint, cause, details } = error;
+  return new UserError(code, message, `${hint}; ${origins.join(", ")}`, { cause, details });
 }

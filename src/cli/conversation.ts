@@ -50,6 +50,11 @@ export class Conversation {
     this.#system = text || undefined;
   }
 
+  /** Whether nothing was said yet. */
+  get isEmpty(): boolean {
+    return this.#turns.length === 0;
+  }
+
   /** The messages with a further one at their end. */
   with(content: string): ChatTurn[] {
     const system: ChatTurn[] = this.#system === undefined ? [] : [{ role: "system", content: this.#system }];

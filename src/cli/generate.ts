@@ -5,6 +5,7 @@ import { type Answer, answerJson, describeSpeed, printer, takeAnswer } from "./a
 import { defineCommand } from "./command.ts";
 import { EXIT_INTERRUPTED, Interrupts, unlessInterrupted } from "./interrupt.ts";
 import { checkHeadArgs, headFlags, openHead } from "./open-head.ts";
+import { tell } from "./stderr.ts";
 import { openStdout, type Stdout } from "./stdout.ts";
 import { greedyUnlessAsked, readText, textFlags, textOptions } from "./text-flags.ts";
 
@@ -37,14 +38,14 @@ export const generate = defineCommand({
     const signal = new Interrupts().begin();
     return unlessInterrupted(signal, async () => {
       await using head = await openHead(args, { signal, sessions: 1 });
-      const info = await head.client.info(signal);
+      const info = await head.client.headInfo(signal);
       const texts = head.client.text({ prompt }, greedyUnlessAsked(options, info), signal);
       const answering = args.json ? takeAnswer(texts, { signal }) : sayText(prompt, texts, signal, stdout);
       const answer = await Promise.race([answering, head.failure]);
       const json = { model: info?.model_id ?? null, prompt, ...answerJson(answer) };
       if (args.json) stdout.print(`${JSON.stringify(json)}\n`);
       await stdout.flush();
-      if (!args.quiet) console.error(describeSpeed(answer));
+      if (!args.quiet) tell(describeSpeed(answer));
       return signal.aborted ? EXIT_INTERRUPTED : 0;
     });
   },

@@ -2,6 +2,7 @@ import { version } from "../../package.json" with { type: "json" };
 import { ERRORS, type ErrorCode, UserError } from "../base/errors.ts";
 import { RemoteError } from "../protocol/error-reply.ts";
 import type { Command } from "./command.ts";
+import { tell } from "./stderr.ts";
 import { nearestName } from "./strict.ts";
 
 /** Loaded when called: `--help` and the client commands run where no GPU runtime can. */
@@ -35,7 +36,7 @@ async function dispatch([name, ...words]: readonly string[]): Promise<number> {
   if (name === "--version" || name === "-v") return print(version);
   if (name === "--help" || name === "-h" || name === "help") return print(await overview());
   if (name === undefined) {
-    console.error(await overview());
+    tell(await overview());
     return EXIT_USAGE;
   }
   if (name === "doctor-probe") return (await import("./doctor-probe.ts")).doctorProbe(words); // the doctor's own children
@@ -74,11 +75,11 @@ function unknownCommand(name: string): UserError {
 /** Says what happened on stderr and gives the exit code. */
 function report(error: unknown): number {
   if (error instanceof UserError) {
-    console.error(`meshnet: ${error.message}\n  ${error.hint}`);
+    tell(`meshnet: ${error.message}\n  ${error.hint}`);
     return ERRORS[error.code].exit;
   }
   if (error instanceof RemoteError) {
-    console.error(`meshnet: ${error.message}\n  ${error.body.hint}`);
+    tell(`meshnet: ${error.message}\n  ${error.body.hint}`);
     return ERRORS[error.body.code as ErrorCode]?.exit ?? 1;
   }
   console.error("meshnet: a bug:", error);

@@ -29,6 +29,9 @@ const modelFlags = {
   ...hubFlags,
 } satisfies ArgsDef;
 
+/** Warnings, too, are more than somebody wants who wants quiet. */
+const USUAL_LOG_LEVEL = "warn";
+
 /** Which model makes the texts: that of a head, or one that this process loads. */
 export const headFlags = {
   head: { type: "string", valueHint: "URL", description: "The node that holds layer 0 of a chain" },
@@ -38,7 +41,7 @@ export const headFlags = {
     description: "Without --head: a model on the Hub or in a directory, which this process holds as a whole",
   },
   ...modelFlags,
-  "log-level": { ...logFlags["log-level"], default: "warn" },
+  "log-level": { ...logFlags["log-level"], default: USUAL_LOG_LEVEL },
   "log-format": logFlags["log-format"],
 } satisfies ArgsDef;
 
@@ -98,7 +101,8 @@ export async function openHead(
     (text) => process.stderr.write(text),
     () => process.stderr.columns || 80,
   );
-  const log = loggerOf(args, (text) => line.print(text));
+  const level = quiet && args["log-level"] === USUAL_LOG_LEVEL ? "error" : args["log-level"];
+  const log = loggerOf({ ...args, "log-level": level }, (text) => line.print(text));
   const isTerminal = process.stderr.isTTY === true && process.env["TERM"] !== "dumb";
   const format = args["log-format"] as "text" | "json";
   const progress = quiet ? undefined : showDownload({ log, format, line: isTerminal ? line : undefined });

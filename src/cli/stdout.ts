@@ -1,3 +1,5 @@
+import { tell } from "./stderr.ts";
+
 export interface Stdout {
   print(text: string): void;
   /** Resolves when all that was printed is out of this process. */
@@ -8,7 +10,7 @@ export interface Stdout {
 export function openStdout(): Stdout {
   process.stdout.on("error", (error: Error & { code?: string }) => {
     if (error.code === "EPIPE") process.exit(0);
-    console.error(`meshnet: the text cannot be written: ${error.message}`);
+    tell(`meshnet: the text cannot be written: ${error.message}`);
     process.exit(1);
   });
   return {

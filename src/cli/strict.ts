@@ -12,20 +12,29 @@ export function strictArgs<T extends ArgsDef>(
   env: Readonly<Record<string, string | undefined>>,
 ): ReturnType<typeof parseArgs<T>> {
   checkWords(command, args, rawArgs);
-  const fromEnvironment = Object.entries(args).flatMap(([name, { type }]) => {
-    const value = env[environmentName(name)];
-    if (value === undefined || value === "" || type === "positional" || isGiven(name, rawArgs)) return [];
-    if (type === "boolean") {
-      if (/^(1|true|yes|on)$/i.test(value)) return [`--${name}`];
-      return /^(0|false|no|off)$/i.test(value) ? [`--no-${name}`] : [];
-    }
-    return [`--${name}=${value}`];
-  });
+  const fromEnvironment = Object.values(flagsOfEnvironment(args, rawArgs, env));
   try {
     return parseArgs<T>([...fromEnvironment, ...rawArgs], args);
   } catch (error) {
     throw new UserError("bad_usage", Bun.stripANSI((error as Error).message), seeHelp(command));
   }
+}
+
+/** Flags that are not among the words, by their names, as the environment gives them. */
+export function flagsOfEnvironment(
+  args: ArgsDef,
+  words: readonly string[],
+  env: Readonly<Record<string, string | undefined>>,
+): Readonly<Record<string, string>> {
+  const flags: Record<string, string> = {};
+  for (const [name, { type }] of Object.entries(args)) {
+    const value = env[environmentName(name)];
+    if (value === undefined || value === "" || type === "positional" || isGiven(name, words)) continue;
+    if (type !== "boolean") flags[name] = `--${name}=${value}`;
+    else if (/^(1|true|yes|on)$/i.test(value)) flags[name] = `--${name}`;
+    else if (/^(0|false|no|off)$/i.test(value)) flags[name] = `--no-${name}`;
+  }
+  return flags;
 }
 
 export const environmentName = (flag: string): string => `MESHNET_${flag.toUpperCase().replaceAll("-", "_")}`;

@@ -94,7 +94,7 @@ export function greedyUnlessAsked(options: TextOptions, info: NodeInfo | undefin
 
 /**
  * The text of a file, or of stdin (`-`), without the line break at its end that editors and `echo` put there.
- * Throws UserError `bad_usage`.
+ * Throws UserError: `not_found` where there is none to be read, `bad_usage` where it is no text.
  */
 export async function readText(path: string, flag: string): Promise<string> {
   const where = path === "-" ? "stdin" : `${flag} ${path}`;
@@ -102,7 +102,9 @@ export async function readText(path: string, flag: string): Promise<string> {
   try {
     bytes = path === "-" ? await Bun.stdin.bytes() : readFileSync(path);
   } catch (cause) {
-    throw new UserError("bad_usage", `${where} cannot be read: ${messageOf(cause)}`, "give a file of text", { cause });
+    throw new UserError("not_found", `${where} cannot be read: ${fileProblem(cause)}`, "give a file of text", {
+      cause,
+    });
   }
   try {
     return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes).replace(/\r?\n$/, "");
@@ -110,3 +112,15 @@ export async function readText(path: string, flag: string): Promise<string> {
     throw new UserError("bad_usage", `${where} is not text in UTF-8`, "convert it first", { cause });
   }
 }
+
+/** Without the path, which the message around it names. */
+function fileProblem(cause: unknown): string {
+  const code = String((cause as { code?: unknown } | null)?.code);
+  return FILE_PROBLEMS[code] ?? messageOf(cause);
+}
+
+const FILE_PROBLEMS: Readonly<Record<string, string>> = {
+  ENOENT: "there is no such file",
+  EACCES: "this user may not read it",
+  EISDIR: "it is a directory",
+};

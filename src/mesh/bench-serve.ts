@@ -5,8 +5,8 @@ import { HeadClient, type TextEvent } from "./head-client.ts";
 import { LoadRun, type Span } from "./load-run.ts";
 
 export interface ServeBenchOptions {
-  /** How many texts are made at a time: a measurement for each. */
-  readonly sessions: readonly number[];
+  /** How many texts are made at a time: a measurement for each. Undefined: `USUAL_SESSIONS`, cut to the room that the head has. */
+  readonly sessions: readonly number[] | undefined;
   /** Of a text, and what is measured of each session. */
   readonly tokens: number;
   readonly promptTokens: number;
@@ -65,13 +65,17 @@ export interface Percentiles {
   readonly max: number;
 }
 
+const USUAL_SESSIONS: readonly number[] = [1, 4, 16];
+
 /** Tokens of a text in the measurement of sessions: it shall not end before the measurement does. */
 export const textTokens = ({ tokens, promptTokens }: ServeBenchOptions, maxContext: number): number =>
   Math.min(2 * tokens, maxContext - promptTokens);
 
 /** Texts of the whole context that a node must have room for. */
 export function contextsNeeded(options: ServeBenchOptions, maxContext: number): number {
-  const tokens = Math.max(...options.sessions) * (options.promptTokens + textTokens(options, maxContext) + PAGE_TOKENS);
+  const tokens =
+    Math.max(...(options.sessions ?? USUAL_SESSIONS)) *
+    (options.promptTokens + textTokens(options, maxContext) + PAGE_TOKENS);
   return Math.max(2, Math.ceil(tokens / maxContext)); // two: the long prompt, and what runs beside it
 }
 
@@ -83,12 +87,12 @@ const PAGE_TOKENS = 32;
  * into the context or the room for sessions.
  */
 export async function benchServe(client: HeadClient, options: ServeBenchOptions): Promise<ServeBenchmark> {
-  const { onPhase = () => {}, runs, sessions, signal } = options;
-  const info = await client.info(signal);
+  const { onPhase = () => {}, runs, signal } = options;
+  const info = await client.headInfo(signal);
   if (info === undefined) {
     throw new UserError("next_nonsense", `${client.url} is no node`, "give the URL of the head itself");
   }
-  checkSizes(options, info);
+  const sessions = sessionsFor(options, info);
   const bench = new ServeBench(client, info, options);
   onPhase("one text that does not count");
   await bench.alone(1);
@@ -109,21 +113,24 @@ export async function benchServe(client: HeadClient, options: ServeBenchOptions)
   return { model: info.model_id, nodes, alone, sessions: together, prefill };
 }
 
-function checkSizes(options: ServeBenchOptions, { max_context, cache }: NodeInfo): void {
-  const { promptTokens, sessions } = options;
+/** How many texts at a time are measured. Throws UserError `bad_usage` for sizes that do not go into the context or the room. */
+function sessionsFor(options: ServeBenchOptions, { max_context, cache }: NodeInfo): readonly number[] {
+  const { promptTokens, sessions = USUAL_SESSIONS } = options;
   if (promptTokens + 2 > max_context) {
     const problem = `--prompt-tokens ${promptTokens} leaves no room for a text: the context is ${max_context} tokens`;
     throw new UserError("bad_usage", problem, `take at most ${max_context - 2}`);
   }
-  if (!cache) return;
+  if (!cache) return sessions;
   const perText = Math.ceil((promptTokens + textTokens(options, max_context)) / cache.page_tokens) * cache.page_tokens;
   const room = cache.pages * cache.page_tokens;
   const most = Math.max(...sessions);
-  if (most * perText <= room) return;
+  const goIn = Math.floor(room / perText);
+  if (most <= goIn) return sessions;
+  if (options.sessions === undefined && goIn >= 1) return [...new Set(sessions.map((count) => Math.min(count, goIn)))];
   throw new UserError(
     "bad_usage",
     `${most} texts of ${perText} tokens at a time need ${most * perText} tokens of room, and the head has ${room}`,
-    `take at most ${Math.floor(room / perText)} --sessions, fewer --tokens, or start the nodes with a larger --max-sessions`,
+    `take at most ${goIn} --sessions, fewer --tokens, or start the nodes with a larger --max-sessions`,
   );
 }
 

@@ -67,7 +67,7 @@ export class HeadClient {
     if (plain === undefined) {
       throw new UserError("bad_usage", `--head ${url} is not a URL`, "give the head's URL, as http://127.0.0.1:8001");
     }
-    this.url = plain;
+    this.url = plain.replace(/\/v1\/$/, "/"); // the address that OpenAI's clients are given
     this.#silenceMs = silenceMs;
   }
 
@@ -85,6 +85,14 @@ export class HeadClient {
       signal.throwIfAborted();
       throw patience.aborted ? this.#broken(`it has said nothing for ${this.#silenceMs / 1000} s`, error) : error;
     }
+  }
+
+  /** As `info`; throws UserError `not_found` where the node is none that a text can begin at. */
+  async headInfo(signal: AbortSignal): Promise<NodeInfo | undefined> {
+    const info = await this.info(signal);
+    if (info === undefined || info.start === 0) return info;
+    const what = `the node at ${this.url} is no head: it has the layers ${info.start}-${info.end} of ${info.layers}`;
+    throw new UserError("not_found", what, "ask the head: the node that holds layer 0");
   }
 
   /** Makes a text and gives it piece by piece. Leaving it early, or the signal, ends it on all nodes. */

@@ -1,5 +1,6 @@
 import { sum } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
+import { cut } from "../base/quote.ts";
 import { formatSpan, isHead } from "../base/span.ts";
 import type { CallFields } from "./headers.ts";
 import type { Draft, NodeFacts, Payload } from "./message.ts";
@@ -18,7 +19,7 @@ export function checkCall(call: CallFields, node: NodeFacts): void {
   if (model !== undefined && model !== node.model) {
     throw new UserError(
       "model_mismatch",
-      `the call is for the model ${model}, and this node holds ${node.model}`,
+      `the call is for the model ${cut(model)}, and this node holds ${node.model}`,
       "load the same model and revision on every node of the chain",
     );
   }
@@ -62,6 +63,7 @@ export function rowProblem(draft: Draft, node: NodeFacts, row: number, first: nu
   const ids = payload.kind === "ids" ? payload.ids : tokenIds;
   return (
     lengthProblem(draft, node, row) ??
+    stopProblem(draft, node, row) ??
     (ids && idProblem(ids.subarray(first, first + length), node, row, slot)) ??
     (payload.kind === "hidden" ? valueProblem(payload, first, length, row, slot) : undefined)
   );
@@ -75,7 +77,20 @@ function lengthProblem({ lengths, fields }: Draft, { maxContext }: NodeFacts, ro
   return new UserError(
     "context_exceeded",
     `row ${row} ${end > maxContext ? "reaches" : "asks for room for"} ${longest} tokens, and this node's context is ${maxContext}`,
-    "send fewer tokens",
+    end > maxContext
+      ? "send fewer tokens"
+      : `ask for room for at most ${maxContext} tokens (max_len), or leave it away: that is the default`,
+    { details: { row } },
+  );
+}
+
+function stopProblem({ fields }: Draft, { vocabSize }: NodeFacts, row: number): UserError | undefined {
+  const id = fields[row]?.sampling?.stop_token_ids?.find((stop) => stop >= vocabSize);
+  if (id === undefined) return undefined;
+  return new UserError(
+    "token_id",
+    `row ${row} has ${id} in its stop_token_ids, and the vocabulary is 0 to ${vocabSize - 1}`,
+    "give ids of this model's tokenizer",
     { details: { row } },
   );
 }

@@ -1,4 +1,6 @@
 import { UserError } from "../base/errors.ts";
+import { parseJson } from "../base/json.ts";
+import { quote } from "../base/quote.ts";
 
 export const PROTOCOL_VERSION = 1;
 
@@ -79,7 +81,7 @@ export function optional<T>(said: Said | undefined, parse: (said: Said) => T): T
 export function parseCount({ where, text }: Said): number {
   const value = /^\d{1,16}$/.test(text) ? Number(text) : NaN;
   if (Number.isSafeInteger(value)) return value;
-  throw malformed(`${where} is "${text}"`, "give a whole number from 0");
+  throw malformed(`${where} is ${quote(text)}`, "give a whole number from 0 to 2^53 - 1");
 }
 
 export function malformed(message: string, hint: string, options?: { cause?: unknown }): UserError {
@@ -93,7 +95,7 @@ function agreed(headers: Headers, header: string, metadata: Metadata | undefined
     metadata && Object.hasOwn(metadata, key) ? { where: `metadata ${key}`, text: metadata[key]! } : undefined;
   if (outside && inside && outside.text !== inside.text) {
     throw malformed(
-      `${outside.where} is "${outside.text}", and ${inside.where} of the container is "${inside.text}"`,
+      `${outside.where} is ${quote(outside.text)}, and ${inside.where} of the container is ${quote(inside.text)}`,
       "leave the header away: the metadata of a container says it all",
     );
   }
@@ -104,7 +106,7 @@ function checkVersion(said: Said | undefined): void {
   if (said === undefined || said.text === String(PROTOCOL_VERSION)) return;
   throw new UserError(
     "version_mismatch",
-    `${said.where} is "${said.text}", and this node speaks version ${PROTOCOL_VERSION}`,
+    `${said.where} is ${quote(said.text)}, and this node speaks version ${PROTOCOL_VERSION}`,
     "run the same version of meshnet on both sides",
   );
 }
@@ -114,16 +116,16 @@ function parseRoute({ where, text }: Said): "local" | string[] {
   const hint = 'say "local", or give a JSON list of the URLs of the remaining hops';
   let hops: unknown;
   try {
-    hops = JSON.parse(text);
+    hops = parseJson(text);
   } catch (cause) {
-    throw malformed(`${where} is "${text}"`, hint, { cause });
+    throw malformed(`${where} is ${quote(text)}`, hint, { cause });
   }
   if (Array.isArray(hops) && hops.every((hop) => typeof hop === "string")) return hops;
-  throw malformed(`${where} is ${text}`, hint);
+  throw malformed(`${where} is ${quote(hops)}`, hint);
 }
 
 /** It goes into the logs of every node of the chain, so it may hold no spaces or line ends. */
 function parseRequestId({ where, text }: Said): string {
   if (/^[\w.:-]{1,128}$/.test(text)) return text;
-  throw malformed(`${where} is "${text}"`, "give 1 to 128 letters, digits, or characters of _ . : -");
+  throw malformed(`${where} is ${quote(text)}`, "give 1 to 128 letters, digits, or characters of _ . : -");
 }

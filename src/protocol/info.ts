@@ -1,3 +1,4 @@
+import { quote } from "../base/quote.ts";
 import { malformed, PROTOCOL_VERSION } from "./headers.ts";
 
 /** `GET /info`: what a node is, for the node before it and for people. */
@@ -90,5 +91,5 @@ export function parseInfo(text: string): NodeInfo {
     Object.entries(wanted).find(([key, type]) => typeof info?.[key] !== type)?.[0] ??
     counts.find((key) => !Number.isSafeInteger(info?.[key]));
   if (odd === undefined) return info as unknown as NodeInfo;
-  throw malformed(`its /info has ${odd} ${JSON.stringify(info?.[odd]) ?? "missing"}`, "is it a meshnet node?");
+  throw malformed(`its /info has ${odd} ${quote(info?.[odd])}`, "is it a meshnet node?");
 }

@@ -1,4 +1,5 @@
 import { UserError } from "../base/errors.ts";
+import { cut } from "../base/quote.ts";
 import { checkSizes, rowProblem } from "./check.ts";
 import { CONTAINER_TYPE } from "./container.ts";
 import { checkContentDigest } from "./digest.ts";
@@ -20,7 +21,7 @@ export function parseForward(message: Message, node: NodeFacts): ForwardRequest 
   try {
     return parse(message, node);
   } catch (cause) {
-    // Of JSON nested deeper than the stack, which nothing that is meant goes near.
+    // Of JSON that is nested too deeply.
     if (cause instanceof RangeError) throw malformed("the call is nested too deeply", "send flat lists", { cause });
     throw cause;
   }
@@ -70,7 +71,7 @@ function readerOf(headers: Headers): (message: Message, node: NodeFacts) => Draf
         return type === "text/plain" ? readText : readJson;
       throw new UserError(
         "unsupported_spelling",
-        `the text is in ${charset}, and this node reads utf-8`,
+        `the text is in ${cut(charset)}, and this node reads utf-8`,
         "send it as utf-8",
       );
     case RAW_TYPE:
@@ -80,7 +81,7 @@ function readerOf(headers: Headers): (message: Message, node: NodeFacts) => Draf
     default:
       throw new UserError(
         "unsupported_spelling",
-        type === "" ? "the call has no content-type" : `the content-type is ${type}`,
+        type === "" ? "the call has no content-type" : `the content-type is ${cut(type)}`,
         "send text/plain or application/json (text), application/octet-stream (hidden states) or application/x-safetensors",
       );
   }

@@ -1,5 +1,6 @@
 import { formatBytes } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
+import { quote } from "../base/quote.ts";
 import { malformed } from "./headers.ts";
 
 /** The most bytes of a `POST /probe`, whose sender times how long they take to arrive. */
@@ -36,7 +37,7 @@ export function parseProbeReply(text: string, sentBytes: number): void {
   }
   if (reply?.bytes === sentBytes) return;
   throw malformed(
-    `of ${sentBytes} bytes it counted ${JSON.stringify(reply?.bytes) ?? "none"}`,
+    `of ${sentBytes} bytes it counted ${quote(reply?.bytes)}`,
     "is something on the way that changes what is sent?",
   );
 }

@@ -1,4 +1,5 @@
 import { bytesOf, sum } from "../base/bytes.ts";
+import { quote } from "../base/quote.ts";
 import { CONTAINER_TYPE, decodeContainer, encodeContainer } from "./container.ts";
 import { type ErrorBody, parseErrorBody } from "./error-reply.ts";
 import { HEADERS, malformed } from "./headers.ts";
@@ -208,18 +209,18 @@ function decodeTokens(body: Uint8Array, { rows, vocabSize }: Asked): RowOutcome[
     isGiven(row) ? Number.isInteger(id) && (id as number) >= 0 && (id as number) < vocabSize : id === null;
   if (!Array.isArray(ids) || ids.length !== rows.length || !ids.every(isId)) {
     throw malformed(
-      `its token_ids are ${show(ids)}, for ${rows.length} rows and a vocabulary of ${vocabSize}`,
+      `its token_ids are ${quote(ids)}, for ${rows.length} rows and a vocabulary of ${vocabSize}`,
       NODE_HINT,
     );
   }
   const isFinish = (end: unknown) => end === null || end === "stop";
   if (!Array.isArray(finish) || finish.length !== rows.length || !finish.every(isFinish)) {
-    throw malformed(`its finish is ${show(finish)}, for ${rows.length} rows`, NODE_HINT);
+    throw malformed(`its finish is ${quote(finish)}, for ${rows.length} rows`, NODE_HINT);
   }
   const hasLogprobs = (given: unknown) => given === null || isLogprobs(given);
   const isListed = Array.isArray(logprobs) && logprobs.length === rows.length && logprobs.every(hasLogprobs);
   if (logprobs !== undefined && !isListed) {
-    throw malformed(`its logprobs are ${show(logprobs)}, for ${rows.length} rows`, NODE_HINT);
+    throw malformed(`its logprobs are ${quote(logprobs)}, for ${rows.length} rows`, NODE_HINT);
   }
   return rows.map(({ want }, row): RowOutcome => {
     const error = errors[row];
@@ -281,7 +282,7 @@ function readErrors(errors: unknown, rows: number): readonly (ErrorBody | undefi
   const read = Array.isArray(errors) ? errors.map(parseErrorBody) : [];
   const isSound = read.length === rows && read.every((error, row) => error || (errors as unknown[])[row] === null);
   if (isSound) return read;
-  throw malformed(`its errors are ${show(errors)}, for ${rows} rows`, NODE_HINT);
+  throw malformed(`its errors are ${quote(errors)}, for ${rows} rows`, NODE_HINT);
 }
 
 function join(values: readonly Uint16Array[]): Uint16Array {
@@ -294,5 +295,3 @@ function join(values: readonly Uint16Array[]): Uint16Array {
   }
   return joined;
 }
-
-const show = (value: unknown): string => (JSON.stringify(value) ?? "missing").slice(0, 100);

@@ -1,4 +1,6 @@
 import { UserError } from "../base/errors.ts";
+import { parseJson as parseText } from "../base/json.ts";
+import { quote } from "../base/quote.ts";
 import { HEADERS, malformed, optional, parseCount, readHeader, type Said } from "./headers.ts";
 import { checkSampling, type Sampling } from "./sampling.ts";
 
@@ -24,14 +26,15 @@ export interface RowFields {
 
 /** The headers of `batch` rows: one value for all, or a comma list of as many. Throws UserError `malformed`. */
 export function rowFieldsOfHeaders(headers: Headers, batch: number): RowFields[] {
-  const read = <T>(name: string, parse: (said: Said) => T, split = (text: string) => text.split(",")) =>
-    optional(readHeader(headers, name), (said) => listOf(said, batch, parse, split)) ?? [];
+  const read = <T>(name: string, parse: (said: Said) => T) =>
+    optional(readHeader(headers, name), (said) => listOf(said, batch, itemsOf(said, parse))) ?? [];
   const session = optional(readHeader(headers, HEADERS.session), parseSession);
   const starts = read(HEADERS.positionStart, parseCount);
   const maxLens = read(HEADERS.maxLen, parseCount);
   const steps = read(HEADERS.step, parseCount);
   const wants = read(HEADERS.want, parseWant);
-  const samplings = read(HEADERS.sampling, parseSampling, splitJson);
+  const samplings =
+    optional(readHeader(headers, HEADERS.sampling), (said) => listOf(said, batch, samplingsOf(said))) ?? [];
   return Array.from({ length: batch }, (_, row) => ({
     session: session !== undefined && batch > 1 ? `${session}.${row}` : session,
     positionStart: starts[row],
@@ -58,7 +61,7 @@ export function mergeRowFields(metadata: readonly RowFields[], headers: readonly
       merged[field] ??= value;
       if (JSON.stringify(merged[field]) === JSON.stringify(value)) continue;
       throw malformed(
-        `a header says ${field} ${JSON.stringify(value)}, and metadata rows[${row}] ${JSON.stringify(merged[field])}`,
+        `a header says ${field} ${quote(value)}, and metadata rows[${row}] ${quote(merged[field])}`,
         "leave the header away: the metadata of a container says it all",
       );
     }
@@ -66,8 +69,16 @@ export function mergeRowFields(metadata: readonly RowFields[], headers: readonly
   });
 }
 
-function listOf<T>(said: Said, batch: number, parse: (said: Said) => T, split: (text: string) => string[]): T[] {
-  const items = split(said.text).map((text) => parse({ where: said.where, text: text.trim() }));
+const itemsOf = <T>({ where, text }: Said, parse: (said: Said) => T): T[] =>
+  text.split(",").map((item) => parse({ where, text: item.trim() }));
+
+/** `{…},{…}` is a JSON list without its brackets. */
+function samplingsOf({ where, text }: Said): Sampling[] {
+  const items = parseJson({ where, text: `[${text}]` }) as unknown[];
+  return items.map((item) => checkSampling(item, where));
+}
+
+function listOf<T>(said: Said, batch: number, items: T[]): T[] {
   if (items.length === 1) return Array.from({ length: batch }, () => items[0]!);
   if (items.length === batch) return items;
   throw malformed(
@@ -76,18 +87,12 @@ function listOf<T>(said: Said, batch: number, parse: (said: Said) => T, split: (
   );
 }
 
-/** `{…},{…}` is a JSON list without its brackets. */
-function splitJson(text: string): string[] {
-  const items = parseJson({ where: `header ${HEADERS.sampling}`, text: `[${text}]` }) as unknown[];
-  return items.map((item) => JSON.stringify(item));
-}
-
 function parseRow(row: unknown, where: string): RowFields {
   if (typeof row !== "object" || row === null || Array.isArray(row))
     throw malformed(`${where} is not an object`, ROW_HINT);
   const { n, session, pos_start, max_len, prefix, step, want, sampling, ...unknown } = row as Record<string, unknown>;
   const stranger = Object.keys(unknown)[0];
-  if (stranger !== undefined) throw malformed(`${where} has the unknown field "${stranger}"`, ROW_HINT);
+  if (stranger !== undefined) throw malformed(`${where} has the unknown field ${quote(stranger)}`, ROW_HINT);
   const said = (field: string, value: unknown): Said | undefined =>
     value === undefined ? undefined : { where: `${where}.${field}`, text: textOf(value) };
   return {
@@ -98,7 +103,7 @@ function parseRow(row: unknown, where: string): RowFields {
     prefix: optional(said("prefix", prefix), parsePrefix),
     step: optional(said("step", step), parseCount),
     want: optional(said("want", want), parseWant),
-    sampling: optional(said("sampling", sampling), parseSampling),
+    sampling: sampling === undefined ? undefined : parseSampling(sampling, `${where}.sampling`),
   };
 }
 
@@ -113,26 +118,29 @@ const parseRowSession = (said: Said): string => sessionId(said, /^[\w-]{1,64}(\.
 
 function sessionId({ where, text }: Said, pattern: RegExp): string {
   if (pattern.test(text)) return text;
-  throw malformed(`${where} is "${text}"`, "give 1 to 64 characters of A-Z a-z 0-9 _ -");
+  throw malformed(`${where} is ${quote(text)}`, "give 1 to 64 characters of A-Z a-z 0-9 _ -");
 }
 
 function parsePrefix({ where, text }: Said): string {
   if (/^[0-9a-f]{64}$/.test(text)) return text;
-  throw malformed(`${where} is "${text.slice(0, 100)}"`, "give 64 hex digits, as a digest of the ids has them");
+  throw malformed(`${where} is ${quote(text, 100)}`, "give 64 hex digits, as a digest of the ids has them");
 }
 
 function parseWant({ where, text }: Said): Want {
   const want = WANTS.find((known) => known === text);
   if (want !== undefined) return want;
-  throw malformed(`${where} is "${text}"`, `it can be ${WANTS.join(", ")}`);
+  throw malformed(`${where} is ${quote(text)}`, `it can be ${WANTS.join(", ")}`);
 }
 
-const parseSampling = (said: Said): Sampling => checkSampling(parseJson(said), said.where);
+/** An object, or one that is written as a text. */
+const parseSampling = (value: unknown, where: string): Sampling =>
+  checkSampling(typeof value === "string" ? parseJson({ where, text: value }) : value, where);
 
 function parseJson({ where, text }: Said): unknown {
   try {
-    return JSON.parse(text);
+    return parseText(text);
   } catch (cause) {
+    if (cause instanceof RangeError) throw cause; // `parseForward` says so
     throw malformed(`${where} is not JSON`, "check its quotes and commas", { cause });
   }
 }

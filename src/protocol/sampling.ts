@@ -1,3 +1,4 @@
+import { quote } from "../base/quote.ts";
 import { malformed } from "./headers.ts";
 
 /**
@@ -38,7 +39,7 @@ export function checkSampling(value: unknown, where: string): Sampling {
     throw malformed(`${where} is not a JSON object`, known);
   }
   for (const [field, given] of Object.entries(value)) {
-    if (!Object.hasOwn(FIELDS, field)) throw malformed(`${where} has the unknown field "${field}"`, known);
+    if (!Object.hasOwn(FIELDS, field)) throw malformed(`${where} has the unknown field ${quote(field)}`, known);
     checkSamplingField(field as keyof Sampling, given, `${where} has ${field}`);
   }
   return value as Sampling;
@@ -47,7 +48,7 @@ export function checkSampling(value: unknown, where: string): Sampling {
 /** As `checkSampling`, for one value. `what` stands before it: "temperature is". */
 export function checkSamplingField(field: keyof Sampling, value: unknown, what: string): void {
   const { ok, allowed } = FIELDS[field];
-  if (!ok(value)) throw malformed(`${what} ${show(value)}, and ${field} is ${allowed}`, `give ${allowed}`);
+  if (!ok(value)) throw malformed(`${what} ${quote(value)}, and ${field} is ${allowed}`, `give ${allowed}`);
 }
 
 /** Whether a token is drawn; else it is the one with the largest score. */
@@ -75,9 +76,3 @@ const FIELDS: Record<keyof Sampling, { ok: (value: unknown) => boolean; allowed:
     allowed: `a list of at most ${MOST_STOP_TOKEN_IDS} token ids`,
   },
 };
-
-/** As JSON, which has no word for NaN and the infinities; cut where it is long. */
-function show(value: unknown): string {
-  const text = typeof value === "number" ? String(value) : (JSON.stringify(value) ?? String(value));
-  return text.length > 80 ? `${text.slice(0, 80)}…` : text;
-}

@@ -1,5 +1,7 @@
 import { sum } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
+import { parseJson } from "../base/json.ts";
+import { quote } from "../base/quote.ts";
 import { HEADERS, malformed, readCallFields, readHeader } from "./headers.ts";
 import { checkCall, checkHead, checkRowCount } from "./check.ts";
 import type { Draft, Message, NodeFacts } from "./message.ts";
@@ -119,7 +121,7 @@ function parseBody(bytes: Uint8Array): Body {
   const body = parseJsonObject(bytes);
   const { prompt, input_ids, add_special_tokens = true, ...unknown } = body;
   const stranger = Object.keys(unknown)[0];
-  if (stranger !== undefined) throw malformed(`the JSON body has the unknown field "${stranger}"`, BODY_HINT);
+  if (stranger !== undefined) throw malformed(`the JSON body has the unknown field ${quote(stranger)}`, BODY_HINT);
   if (typeof add_special_tokens !== "boolean") throw malformed("add_special_tokens is not true or false", BODY_HINT);
   if ((prompt === undefined) === (input_ids === undefined)) {
     throw malformed(
@@ -151,7 +153,7 @@ function parseIds(rows: unknown): number[][] {
     const slot = row.findIndex((id) => !Number.isInteger(id));
     if (slot >= 0)
       throw malformed(
-        `input_ids row ${index} has ${JSON.stringify(row[slot])} at slot ${slot}`,
+        `input_ids row ${index} has ${quote(row[slot])} at slot ${slot}`,
         "token ids are whole numbers",
       );
     // Beyond int32 they would wrap round on their way into the tensor, perhaps to a valid id.
@@ -159,7 +161,7 @@ function parseIds(rows: unknown): number[][] {
     if (wide < 0) return;
     throw new UserError(
       "token_id",
-      `row ${index} has the token id ${row[wide]} at slot ${wide}`,
+      `row ${index} has the token id ${quote(row[wide])} at slot ${wide}`,
       "tokenize with this model's tokenizer",
       {
         details: { row: index },
@@ -173,8 +175,9 @@ function parseJsonObject(bytes: Uint8Array): Record<string, unknown> {
   const text = decodeUtf8(bytes, false);
   let value: unknown;
   try {
-    value = JSON.parse(text);
+    value = parseJson(text);
   } catch (cause) {
+    if (cause instanceof RangeError) throw cause; // `parseForward` says so
     throw malformed("the body is not JSON", BODY_HINT, { cause });
   }
   if (typeof value === "object" && value !== null && !Array.isArray(value)) return value as Record<string, unknown>;

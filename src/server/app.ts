@@ -1,6 +1,7 @@
 import { Hono } from "hono";
 import { UserError } from "../base/errors.ts";
 import type { Logger } from "../base/log.ts";
+import { cut } from "../base/quote.ts";
 import type { Stage } from "../engine/types.ts";
 import type { Admission } from "../mesh/admission.ts";
 import { HEADERS, PROTOCOL_VERSION, readCallFields } from "../protocol/headers.ts";
@@ -16,7 +17,7 @@ import { forward, type Limits } from "./forward.ts";
 import { type Allowed, guard } from "./guard.ts";
 import { Readiness } from "./health.ts";
 import { Lifecycle } from "./lifecycle.ts";
-import { openAiErrorReply } from "./openai/errors.ts";
+import { openAiErrorReply, toldByOpenAi } from "./openai/errors.ts";
 import { FrontDoor, type FrontDoorParts } from "./openai/front-door.ts";
 import type { TextModel } from "./openai/text-model.ts";
 import { mountPage } from "./page.ts";
@@ -132,9 +133,14 @@ export function createApp(options: AppOptions): App {
 
   const refuse = (error: unknown, request: Request, id = "-") => {
     const path = URL.parse(request.url)?.pathname;
-    const about = { id, signal: request.signal, isProbe: path?.startsWith("/health/") };
+    const isOpenAi = path?.startsWith(OPENAI_PATH);
+    // A head whose caller has hung up ends the session on nodes that may never have had it.
+    const isEnd = request.method === "DELETE" && path?.startsWith("/sessions/");
+    const isEndOfNothing = isEnd && error instanceof UserError && error.code === "not_found";
+    const isProbe = path?.startsWith("/health/") || isEndOfNothing;
+    const about = { id, signal: request.signal, isProbe, ...(isOpenAi && { told: toldByOpenAi }) };
     const response =
-      path?.startsWith(OPENAI_PATH) && !request.signal.aborted
+      isOpenAi && !request.signal.aborted
         ? openAiErrorReply(describeError(error, answerer, log, about), id)
         : errorReply(error, answerer, log, about);
     if (id !== "-") response.headers.set(HEADERS.requestId, id);
@@ -182,7 +188,7 @@ function frontDoorOf(
 async function endSession(id: string, headers: Headers, runner: RowRunner): Promise<void> {
   const { route } = readCallFields(headers);
   if (await runner.deleteSession(id, route)) return;
-  throw new UserError("not_found", `no node of this chain has the session ${id.slice(0, 80)}`, "it may have expired");
+  throw new UserError("not_found", `no node of this chain has the session ${cut(id)}`, "it may have expired");
 }
 
 function factsOf({ info }: Stage, { modelDigest }: Identity, { maxRows }: Limits, tokenizer?: Tokenizer): NodeFacts {
@@ -238,16 +244,19 @@ function cacheInfo({ cacheUse }: Stage): CacheInfo {
 }
 
 function refuseMethod(method: string, path: string, allowed: string): never {
-  throw new UserError("method_not_allowed", `${path} does not take ${method}`, `use ${allowed}`, {
+  throw new UserError("method_not_allowed", `${cut(readable(path))} does not take ${method}`, `use ${allowed}`, {
     details: { allowed },
   });
 }
 
+/** `/sessions/{id}` of `/sessions/:id`, as the documents have it. */
+const readable = (path: string): string => path.replace(/:(\w+)(\{.*?\})?/g, "{$1}");
+
 function refusePath(path: string, routes: readonly { method: string; path: string }[], isNoHead: boolean): never {
-  const known = routes.map((route) => `${route.method} ${route.path}`).join(", ");
+  const known = routes.map((route) => `${route.method} ${readable(route.path)}`).join(", ");
   const hint =
     isNoHead && (path === "/" || path.startsWith(OPENAI_PATH))
       ? "ask the head: the node that holds layer 0"
       : `this node has ${known}`;
-  throw new UserError("not_found", `there is no ${path}`, hint);
+  throw new UserError("not_found", `there is no ${cut(path)}`, hint);
 }

@@ -15,6 +15,8 @@ interface About {
   readonly id: string;
   /** Asked again and again, and no is an ordinary answer: a line for each would fill the log. */
   readonly isProbe?: boolean;
+  /** What the caller gets in place of a code and a status, where that is not what `/forward` gives. */
+  readonly told?: (described: { status: number; body: ErrorBody }) => { status: number; code: string };
 }
 
 /** A call of rows of which none went well. */
@@ -54,7 +56,7 @@ export function describeError(
   error: unknown,
   who: Answerer,
   log: Logger,
-  { id, isProbe }: About,
+  { id, isProbe, told }: About,
 ): { status: number; body: ErrorBody; retryAfter: string | null } {
   const fact = { request: id };
   const own = { node: who.node, layers: formatSpan(who.span) };
@@ -66,9 +68,11 @@ export function describeError(
   if (error instanceof UserError) {
     const { code, message, hint, details } = error;
     const { status } = ERRORS[code];
+    const body = { code, message, hint, ...own, ...details };
     // Not the message: it can quote the call.
-    log[isProbe ? "debug" : status >= 500 ? "warn" : "info"]("call refused", { ...fact, code, status });
-    return { status, body: { code, message, hint, ...own, ...details }, retryAfter: retryAfterOf(status) };
+    const said = told?.({ status, body }) ?? { code, status };
+    log[isProbe ? "debug" : status >= 500 ? "warn" : "info"]("call refused", { ...fact, ...said });
+    return { status, body, retryAfter: retryAfterOf(status) };
   }
   if (error instanceof HTTPException) {
     const { status, message } = error;

@@ -21,7 +21,10 @@ const POLICY = [
 /** Serves the files of `page`. */
 export function mountPage<E extends Env>(hono: Hono<E>, page: Page): void {
   for (const [path, { type, text }] of Object.entries(page)) {
-    hono.get(path, () => new Response(text, { headers: { ...HEADERS, "Content-Type": type } }));
+    const bytes = new TextEncoder().encode(text);
+    // The length is said here, for an answer to HEAD, which has no body, would be given that of nothing.
+    const headers = { ...HEADERS, "Content-Type": type, "Content-Length": String(bytes.length) };
+    hono.get(path, () => new Response(bytes, { headers }));
   }
 }
 

@@ -2,6 +2,7 @@ import { createHash } from "node:crypto";
 import { bytesOf } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
 import type { Logger } from "../base/log.ts";
+import { cut } from "../base/quote.ts";
 import { isHead } from "../base/span.ts";
 import type { OpenSession, Session, Stage, Step, StepOutput } from "../engine/types.ts";
 import type { Admission } from "../mesh/admission.ts";
@@ -156,7 +157,7 @@ export class RowRunner {
     if (hop !== undefined && (next === undefined || URL.parse(hop)?.href.replace(/\/*$/, "/") !== next.next.url)) {
       throw new UserError(
         "not_supported",
-        `the route goes on to ${hop}, and this node passes on to ${next?.next.url ?? "no other node"}`,
+        `the route goes on to ${cut(hop)}, and this node passes on to ${next?.next.url ?? "no other node"}`,
         "a node calls only the node it was started with (--next)",
       );
     }

@@ -102,7 +102,7 @@ export class SessionTable<Reply> {
         if (call.step < running.step) throw conflict(call, running, "runs already");
         const isEnding = running.control.signal.aborted;
         if (call.step === running.step && !isEnding) {
-          if (!isSame(call, running)) throw conflict(call, running, "runs with another body or start");
+          if (!isSame(call, running)) throw conflict(call, running, "runs with other tokens, another start, want or sampling");
           return await this.#wait(running, call.signal);
         }
         await unlessAborted(settled(running.reply), call.signal); // a later step looks again when this one is over
@@ -111,7 +111,7 @@ export class SessionTable<Reply> {
       const last = entry?.last;
       if (last && call.step < last.step) throw conflict(call, last, "was the last one");
       if (last && call.step === last.step) {
-        if (!isSame(call, last)) throw conflict(call, last, "had another body or start");
+        if (!isSame(call, last)) throw conflict(call, last, "had other tokens, another start, want or sampling");
         entry.lastUsed = this.#options.clock();
         if (last.kept) return last.kept.reply;
       }

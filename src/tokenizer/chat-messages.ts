@@ -1,4 +1,6 @@
 import { UserError } from "../base/errors.ts";
+import { parseJson } from "../base/json.ts";
+import { quote } from "../base/quote.ts";
 
 /** A message of a conversation. Other fields (`tool_calls`, `name`, …) go to the template as they are. */
 export interface ChatMessage {
@@ -33,7 +35,7 @@ function checkMessage(message: unknown, where: string): ChatMessage {
   const { role, content = null, tool_calls, ...rest } = message as Record<string, unknown>;
   if (typeof role !== "string" || !/^[A-Za-z][\w-]{0,31}$/.test(role)) {
     throw malformed(
-      `${where}.role is ${JSON.stringify(role) ?? "missing"}`,
+      `${where}.role is ${quote(role)}`,
       "a role is a word like system, user or assistant",
     );
   }
@@ -62,7 +64,7 @@ function withParsedArguments(call: unknown): unknown {
   const named = (call as { function?: { arguments?: unknown } } | null)?.function;
   if (typeof named?.arguments !== "string") return call;
   try {
-    return { ...(call as object), function: { ...named, arguments: JSON.parse(named.arguments) as unknown } };
+    return { ...(call as object), function: { ...named, arguments: parseJson(named.arguments) } };
   } catch {
     return call;
   }

@@ -1,5 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import { answerJson, describeSpeed, takeAnswer, tokensPerSecond, withoutControls } from "../../src/cli/answer.ts";
+import { lines } from "../../src/cli/ask.ts";
 import { Conversation, readLine } from "../../src/cli/conversation.ts";
 import { onceEach } from "../../src/cli/strict.ts";
 import type { TextEvent } from "../../src/mesh/head-client.ts";
@@ -67,6 +68,14 @@ describe("an answer", () => {
     });
   });
 
+  test("whose pieces waited for each other is as fast as what came after them", async () => {
+    const pieces = [500, 500.5, 501].map((at): [number, TextEvent] => [at, { text: "a", finish: null }]);
+    const answer = await timed(...pieces, [1501, { text: "d", finish: "stop", usage: usage(5) }]);
+    expect(tokensPerSecond(answer)).toBe(2);
+    const together = await timed(...pieces, [501.5, { text: "", finish: "stop", usage: usage(3) }]);
+    expect(tokensPerSecond(together)).toBeUndefined();
+  });
+
   test("of one token has no speed", async () => {
     const answer = await timed([500, { text: "a", finish: "length", usage: usage(1) }]);
     expect(describeSpeed(answer)).toBe("1 token, the first after 0.50 s");
@@ -75,6 +84,26 @@ describe("an answer", () => {
   test("without a text says how many tokens there were", async () => {
     const answer = await timed([500, { text: "", finish: "stop", usage: usage(1) }]);
     expect(describeSpeed(answer)).toBe("1 token");
+  });
+});
+
+describe("lines from a pipe", () => {
+  async function* bytesOf(...chunks: string[]) {
+    for (const chunk of chunks) yield Buffer.from(chunk, "latin1");
+  }
+
+  test("end at line breaks and at the end, wherever the chunks are cut", async () => {
+    const text = "Gr\xc3\xbc\xc3\x9fe\r\n\nlast";
+    for (let at = 0; at <= text.length; at++) {
+      const got = await Array.fromAsync(lines(bytesOf(text.slice(0, at), text.slice(at))));
+      expect({ at, got }).toEqual({ at, got: ["Grüße", "", "last"] });
+    }
+  });
+
+  test("are refused at the first that is no UTF-8, after those before it", async () => {
+    const reading = lines(bytesOf("a\ncaf\xe9\nb\n"));
+    expect((await reading.next()).value).toBe("a");
+    await expect(reading.next()).rejects.toThrow("line 2 of stdin is not text in UTF-8");
   });
 });
 

@@ -129,6 +129,13 @@ describe("what a head is", () => {
   });
 });
 
+test("the address that OpenAI's clients are given names the same head", () => {
+  for (const path of ["", "/", "/v1", "/v1/"]) {
+    expect(new HeadClient(`http://127.0.0.1:8001${path}`).url).toBe("http://127.0.0.1:8001/");
+  }
+  expect(new HeadClient("http://proxy/mesh/v1").url).toBe("http://proxy/mesh/");
+});
+
 describe("what is no text", () => {
   const json = (status: number, error: object) => () => Response.json({ error }, { status });
   test.each([

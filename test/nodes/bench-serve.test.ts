@@ -58,6 +58,14 @@ test("it measures a chain from outside, says how, and leaves nothing behind", as
   expect(info).toMatchObject({ cache: { reserved_pages: 0, sessions: 0 } });
 }, 60_000);
 
+test("as many at a time as the head has room for are measured where nobody says how many", async () => {
+  await using chain = await startChain(TINY, [4]);
+  const words = ["--head", chain.head, "--tokens", "20", "--prompt-tokens", "100", "--runs", "1", "--json"];
+  const { code, stdout } = await bench(...words);
+  const { sessions }: ServeBenchmark = JSON.parse(stdout);
+  expect({ code, counts: sessions.map((one) => one.sessions) }).toEqual({ code: 0, counts: [1, 4, 6] }); // of 160 tokens, in 1024
+}, 60_000);
+
 test("what cannot be measured is said with a way out", async () => {
   await using chain = await startChain(TINY, [4]);
   const many = await bench("--head", chain.head, "--sessions", "64", "--tokens", "40");

@@ -92,9 +92,27 @@ describe("with lines from stdin", () => {
     const long = await chat(["so it is ".repeat(200)]);
     expect({ code: long.code, stdout: long.stdout, stderr: long.stderr }).toEqual({
       code: 1,
-      stdout: "\n",
+      stdout: "",
       stderr: expect.stringMatching(/the context is 256 tokens/),
     });
+  }, 30_000);
+
+  test("--max-new-tokens is cut to what the context has left", async () => {
+    const words = ["--max-new-tokens", "200", "--json", "--quiet"];
+    const { code, stdout } = await run(["chat", "--head", chain.head, ...words], {
+      stdin: new Blob(["so it is ".repeat(25)]),
+    });
+    const { usage } = JSON.parse(stdout);
+    expect({ code, prompt: usage.prompt_tokens > 56 }).toEqual({ code: 0, prompt: true });
+    expect(usage.prompt_tokens + usage.completion_tokens).toBeLessThanOrEqual(256);
+  }, 30_000);
+
+  test("bytes that are no UTF-8 end it with 2, and are not sent", async () => {
+    const { code, stdout, stderr } = await run(["chat", "--head", chain.head], {
+      stdin: new Blob([Buffer.from("caf\xe9\n", "latin1")]),
+    });
+    expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
+    expect(stderr).toContain("line 1 of stdin is not text in UTF-8");
   }, 30_000);
 
   test("Ctrl-C in an answer ends the whole, and frees the nodes", async () => {
@@ -124,6 +142,7 @@ describe("at a terminal", () => {
   test("answers come to messages, Ctrl-C ends an answer and not the chat, Ctrl-D does", async () => {
     await using screen = new Screen(["chat", "--model-id", endless, "--log-level", "error"]);
     await screen.shows(/\/help tells the commands.*\n.*> $/s);
+    expect(screen.colours).not.toContain("\u001b[31m"); // red, as Bun's console.error has it
     screen.type("a\r");
     await screen.shows(/on and on/);
     screen.type("\u0003");
@@ -150,9 +169,13 @@ describe("at a terminal", () => {
   }, 60_000);
 });
 
+// oxlint-disable-next-line no-control-regex
+const COLOUR = /\u001b\[3\dm/g;
+
 /** The binary at a terminal. */
 class Screen implements AsyncDisposable {
   #text = "";
+  readonly #colours: string[] = [];
   #changed = Promise.withResolvers<void>();
   readonly #child: Bun.Subprocess;
 
@@ -164,12 +187,19 @@ class Screen implements AsyncDisposable {
         cols: 100,
         rows: 30,
         data: (_, bytes) => {
-          this.#text += new TextDecoder().decode(bytes);
+          const text = new TextDecoder().decode(bytes);
+          this.#text += text;
+          this.#colours.push(...(text.match(COLOUR) ?? []));
           this.#changed.resolve();
           this.#changed = Promise.withResolvers();
         },
       },
     });
+  }
+
+  /** Colours that were switched on since the beginning. */
+  get colours(): readonly string[] {
+    return this.#colours;
   }
 
   get exited(): Promise<number> {

@@ -163,7 +163,12 @@ describe("with a chain of two nodes", () => {
   test("a node that is not the head says so", async () => {
     await using chain = await startChain(TINY, [2, 4]);
     const { code, stderr } = await run(["generate", "a", "--head", await chain.nodes[1]!.url]);
-    expect({ code, stderr }).toEqual({ code: 1, stderr: expect.stringMatching(/ask the head/) });
+    expect({ code, stderr }).toEqual({
+      code: 1,
+      stderr: expect.stringMatching(
+        /^meshnet: the node at \S+ is no head: it has the layers 2-4 of 4\n {2}ask the head/,
+      ),
+    });
   }, 60_000);
 
   test("a prompt that does not fit says both numbers and what would", async () => {
@@ -175,17 +180,30 @@ describe("with a chain of two nodes", () => {
   }, 60_000);
 });
 
+test("a file that is not there exits with 1, and is named once", async () => {
+  const { code, stderr } = await run(own(TINY, "--prompt-file", "/no/such/file"));
+  expect({ code, stderr }).toEqual({
+    code: 1,
+    stderr: "meshnet: --prompt-file /no/such/file cannot be read: there is no such file\n  give a file of text\n",
+  });
+});
+
+test("an error about a flag of the environment names the variable", async () => {
+  const { code, stderr } = await run(own(TINY, "a"), { env: { MESHNET_TEMPERATURE: "9", MESHNET_TOP_K: "3" } });
+  expect({ code, stderr }).toEqual({
+    code: 2,
+    stderr: expect.stringMatching(/--temperature 9 is more than 2\n.*MESHNET_TEMPERATURE\n$/),
+  });
+  const typed = await run(own(TINY, "a", "--temperature", "9"), { env: { MESHNET_TEMPERATURE: "1" } });
+  expect(typed.stderr).not.toContain("MESHNET");
+});
+
 describe("wrong usage exits with 2 before a model is loaded:", () => {
   const latin1 = join(folder.path, "latin1.txt");
   writeFileSync(latin1, Buffer.from("caf\xe9", "latin1"));
   test.each([
     ["no prompt", own(TINY), /there is no prompt[^]*--prompt-file/],
     ["two prompts", own(TINY, "a", "--prompt-file", "b"), /both a prompt and --prompt-file/],
-    [
-      "a file that is not there",
-      own(TINY, "--prompt-file", "/nonexistent"),
-      /--prompt-file \/nonexistent cannot be read/,
-    ],
     ["a file that is no UTF-8", own(TINY, "--prompt-file", latin1), /latin1\.txt is not text in UTF-8/],
     ["two models", own(TINY, "a", "--head", "http://127.0.0.1:1"), /both --head and --model-id/],
     [

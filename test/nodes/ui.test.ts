@@ -314,6 +314,40 @@ describe.skipIf(!chromium)(`the page of a head, ${inChromium},`, () => {
     expect(page.requests.some((url) => url.endsWith("/v1/completions"))).toBe(true);
   }, 30_000);
 
+  test.each([
+    ["without a chat template", false],
+    ["with one", true],
+  ])(
+    "gives answers of half the context, then what is left of it, then the way out: a model %s",
+    async (_, isChat) => {
+      await using alone = new NodeProcess(["--model-id", isChat ? CHATTY : TINY]);
+      page = await open(await alone.ready());
+      const tokensOf = async () => Number(/^(\d+) tokens/.exec(await textOf(FACTS))?.[1]);
+      await setField("temperature", "0");
+      await say("This program is free");
+      await isAnswered(2);
+      expect(await tokensOf()).toBe(128);
+      await say("You may");
+      await isAnswered(4);
+      const second = await tokensOf();
+      expect(second).toBeGreaterThan(64);
+      expect(second).toBeLessThan(128);
+      await say("And so");
+      await isAnswered(6);
+      expect(await textOf("[role=alert]")).toContain("context_length_exceeded");
+      const buttons = "[...document.querySelectorAll('[role=alert] button')]";
+      const names = await page.evaluate<string[]>(`${buttons}.map((button) => button.textContent)`);
+      expect(names).toEqual(["New conversation", "Change the message"]);
+      await page.evaluate(`${buttons}[0].click()`);
+      expect(await page.evaluate("document.querySelectorAll('.turn').length")).toBe(0);
+      await page.press("Enter"); // the message is still there
+      await isAnswered(2);
+      expect(await textOf(".turn.user .text")).toBe("And so");
+      expect(await page.evaluate("document.querySelector('[role=alert]')")).toBeNull();
+    },
+    30_000,
+  );
+
   test("says which node does not answer, and when the head is gone", async () => {
     await using short = await startChain(CHATTY, [3, 4]);
     page = await open(short.head);

@@ -49,6 +49,9 @@ test("the page has its files and no others, and takes GET alone", async () => {
   for (const path of Object.keys(page)) {
     const reply = await fetch(new URL(path, node.url));
     expect([reply.status, reply.headers.get("Content-Security-Policy")]).toEqual([200, expect.any(String)]);
+    const { length } = await reply.bytes();
+    const head = await fetch(new URL(path, node.url), { method: "HEAD" });
+    expect([head.status, Number(head.headers.get("Content-Length"))]).toEqual([200, length]);
   }
   expect((await fetch(new URL("ui/main.ts", node.url))).status).toBe(404);
   expect((await fetch(node.url, { method: "POST" })).status).toBe(405);

@@ -1,7 +1,8 @@
 import { UserError } from "../../base/errors.ts";
+import { quote } from "../../base/quote.ts";
 import { MOST_LOGPROBS } from "../../protocol/sampling.ts";
 import type { Tokenizer } from "../../tokenizer/tokenizer.ts";
-import { type Fields, impossible, lacking, show } from "./fields.ts";
+import { type Fields, impossible, lacking } from "./fields.ts";
 import { checkLength, type Prompt, readCommon, type TextFacts, type TextRequest, tokensAfter } from "./text-request.ts";
 
 /** OpenAI's default. */
@@ -43,6 +44,7 @@ async function readPrompts(
   facts: TextFacts & { readonly signal: AbortSignal },
 ): Promise<Prompt[]> {
   const value = fields.get("prompt");
+  if (value === undefined) throw impossible("prompt", "is missing", SHAPE);
   const isIds = Array.isArray(value) && value.length > 0 && value.every((item) => typeof item === "number");
   const items: unknown[] = Array.isArray(value) && !isIds ? value : [value];
   if (items.length === 0) throw empty("prompt is an empty list");
@@ -68,7 +70,7 @@ function readPrompt(
   { tokenizer, facts, addSpecialTokens }: { tokenizer: Tokenizer; facts: TextFacts; addSpecialTokens: boolean },
 ): Prompt {
   if (Array.isArray(item)) return promptOfIds(item, tokenizer, facts);
-  if (typeof item !== "string") throw impossible("prompt", `has ${show(item)}`, SHAPE);
+  if (typeof item !== "string") throw impossible("prompt", `has ${quote(item)}`, SHAPE);
   checkLength(item.length, "prompt", facts);
   const text = item.toWellFormed();
   const ids = Int32Array.from(tokenizer.encode(text, { addSpecialTokens }));
@@ -82,7 +84,7 @@ function promptOfIds(ids: readonly unknown[], tokenizer: Tokenizer, { vocabSize 
   if (ids.length === 0) throw empty("a prompt has no token");
   const wrong = ids.find((id) => !Number.isInteger(id) || (id as number) < 0 || (id as number) >= vocabSize);
   if (wrong !== undefined) {
-    const problem = `has the token id ${show(wrong)}, and this model's go from 0 to ${vocabSize - 1}`;
+    const problem = `has the token id ${quote(wrong)}, and this model's go from 0 to ${vocabSize - 1}`;
     throw impossible("prompt", problem, "tokenize with this model's tokenizer");
   }
   const all = Int32Array.from(ids as number[]);

@@ -34,6 +34,12 @@ export function toOpenAi({ status, body }: Described): { status: number; error: 
 /** Where OpenAI's clients look for a call's id. */
 export const OPENAI_REQUEST_ID = "X-Request-Id";
 
+/** The same for the log, which is to say what the caller got. */
+export function toldByOpenAi(described: Described): { code: string; status: number } {
+  const { status, error } = toOpenAi(described);
+  return { code: error.code ?? described.body.code, status };
+}
+
 export function openAiErrorReply(described: Described & { readonly retryAfter: string | null }, id: string): Response {
   const { status, error } = toOpenAi(described);
   const { retryAfter } = described;

@@ -1,4 +1,5 @@
 import { UserError } from "../../base/errors.ts";
+import { quote } from "../../base/quote.ts";
 
 export type JsonObject = Readonly<Record<string, unknown>>;
 
@@ -40,22 +41,16 @@ export class Fields {
   count(name: string, least: number, most = Number.MAX_SAFE_INTEGER): number | undefined {
     const ok = (value: unknown) =>
       Number.isSafeInteger(value) && (value as number) >= least && (value as number) <= most;
-    const upTo = most === Number.MAX_SAFE_INTEGER ? "" : ` to ${most}`;
-    return this.#typed(name, ok, `a whole number from ${least}${upTo}`);
+    const upTo = most === Number.MAX_SAFE_INTEGER ? "2^53 - 1" : most;
+    return this.#typed(name, ok, `a whole number from ${least} to ${upTo}`);
   }
 
   #typed<T>(name: string, ok: (value: unknown) => boolean, allowed: string): T | undefined {
     const value = this.get(name);
     if (value === undefined || ok(value)) return value as T | undefined;
-    throw impossible(name, `is ${show(value)}, and it can be ${allowed}`, `give ${allowed}, or leave it away`);
+    throw impossible(name, `is ${quote(value)}, and it can be ${allowed}`, `give ${allowed}, or leave it away`);
   }
 }
 
 export const isObject = (value: unknown): value is JsonObject =>
   typeof value === "object" && value !== null && !Array.isArray(value);
-
-/** A value as the caller wrote it, cut where it is long. */
-export function show(value: unknown): string {
-  const text = JSON.stringify(value) ?? String(value);
-  return text.length > 60 ? `${text.slice(0, 60)}…` : text;
-}

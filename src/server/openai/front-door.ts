@@ -1,6 +1,7 @@
 import { type Context, Hono } from "hono";
 import { UserError } from "../../base/errors.ts";
 import type { Logger } from "../../base/log.ts";
+import { quote } from "../../base/quote.ts";
 import { formatSpan, isTail } from "../../base/span.ts";
 import type { Admission } from "../../mesh/admission.ts";
 import { generationDefaults } from "../../models/generation-config.ts";
@@ -13,9 +14,9 @@ import type { Lifecycle } from "../lifecycle.ts";
 import type { RowRunner } from "../rows.ts";
 import { readChatRequest } from "./chat-request.ts";
 import { readCompletionRequest } from "./completion-request.ts";
-import { OPENAI_REQUEST_ID, toOpenAi } from "./errors.ts";
+import { OPENAI_REQUEST_ID, toldByOpenAi, toOpenAi } from "./errors.ts";
 import { eventStream } from "./event-stream.ts";
-import { type Fields, show } from "./fields.ts";
+import type { Fields } from "./fields.ts";
 import { replyEvents, wholeReply } from "./reply.ts";
 import { chatShape, completionShape, type Shape } from "./reply-shapes.ts";
 import { readJsonObject, type TextFacts, type TextRequest } from "./text-request.ts";
@@ -106,12 +107,22 @@ export class FrontDoor {
 
     const running = Promise.withResolvers<void>();
     void lifecycle.run(() => running.promise);
+    const caller = new AbortController();
+    const hangUp = () => caller.abort(message.signal.reason);
+    if (message.signal.aborted) hangUp();
+    message.signal.addEventListener("abort", hangUp, { once: true });
+    // Whatever of the call is still going on has nobody to do it for.
+    const end = () => {
+      message.signal.removeEventListener("abort", hangUp);
+      caller.abort(new Error("the call is over"));
+      running.resolve();
+    };
     let isStreaming = false;
     try {
       const fields = readJsonObject(body);
       this.#checkModel(fields.get("model"));
-      const { request, shape } = await read(fields, message.signal);
-      const texts = makeTexts(request, { ...this.#parts, room: this.#room }, { signal: message.signal, requestId });
+      const { request, shape } = await read(fields, caller.signal);
+      const texts = makeTexts(request, { ...this.#parts, room: this.#room }, { signal: caller.signal, requestId });
       const heading = {
         id: `${shape.prefix}-${requestId}`,
         created: Math.floor(Date.now() / 1000),
@@ -121,20 +132,20 @@ export class FrontDoor {
       if (!request.stream) return Response.json(await wholeReply(texts, shape, heading));
       isStreaming = true;
       const events = replyEvents(texts, request, shape, heading);
-      return await this.#stream(events, { message, requestId, onEnd: running.resolve });
+      return await this.#stream(events, { signal: caller.signal, requestId, onEnd: end });
     } finally {
-      if (!isStreaming) running.resolve();
+      if (!isStreaming) end();
     }
   }
 
   #stream(
     events: AsyncGenerator<string>,
-    { message, requestId, onEnd }: { message: Request; requestId: string; onEnd: () => void },
+    { signal, requestId, onEnd }: { signal: AbortSignal; requestId: string; onEnd: () => void },
   ): Promise<Response> {
     const { answerer, log, timing } = this.#parts;
     const describe = (error: unknown) =>
-      JSON.stringify({ error: toOpenAi(describeError(error, answerer, log, { id: requestId })).error });
-    return eventStream(events, { ...TIMING, ...timing, describe, signal: message.signal, onEnd });
+      JSON.stringify({ error: toOpenAi(describeError(error, answerer, log, { id: requestId, told: toldByOpenAi })).error });
+    return eventStream(events, { ...TIMING, ...timing, describe, signal, onEnd });
   }
 
   /** Throws UserError `not_ready`, or why the stage takes nothing. */
@@ -159,7 +170,7 @@ export class FrontDoor {
     if (model === undefined || model === modelId || model === shortName(modelId)) return;
     throw new UserError(
       "not_found",
-      `the model ${show(model)} is not here`,
+      `the model ${quote(model)} is not here`,
       `this node has ${modelId}; leave model away to take what there is`,
       { details: { param: "model" } },
     );

@@ -1,7 +1,9 @@
 import { UserError } from "../../base/errors.ts";
+import { parseJson } from "../../base/json.ts";
+import { quote } from "../../base/quote.ts";
 import { type GenerationDefaults, withDefaults } from "../../models/generation-config.ts";
 import { checkSamplingField, type Sampling } from "../../protocol/sampling.ts";
-import { Fields, impossible, isObject, lacking, show } from "./fields.ts";
+import { Fields, impossible, isObject, lacking } from "./fields.ts";
 
 /** What both kinds of call come to: beginnings of texts, and how they go on. */
 export interface TextRequest {
@@ -45,7 +47,7 @@ const MOST_STOPS = 4;
  */
 export function readCommon(
   fields: Fields,
-  { defaults }: TextFacts,
+  { defaults, vocabSize }: TextFacts,
 ): Pick<TextRequest, "choices" | "sampling" | "seed" | "stops" | "stream" | "includeUsage"> {
   refuseWhatIsMissing(fields);
   const stream = fields.flag("stream") ?? false;
@@ -55,7 +57,7 @@ export function readCommon(
   }
   return {
     choices: fields.count("n", 1, MOST_CHOICES) ?? 1,
-    sampling: readSampling(fields, defaults),
+    sampling: readSampling(fields, defaults, vocabSize),
     seed: samplingField(fields, "seed"),
     stops: readStops(fields.get("stop")),
     stream,
@@ -67,7 +69,7 @@ export function readCommon(
  * The model's own values stand where the caller says nothing, as with vLLM; but a temperature of 1 and no filter, as
  * with OpenAI, for a model that does not ask for drawing.
  */
-function readSampling(fields: Fields, defaults: GenerationDefaults): Sampling {
+function readSampling(fields: Fields, defaults: GenerationDefaults, vocabSize: number): Sampling {
   const plain: GenerationDefaults = { ...defaults, doSample: true, temperature: 1, topK: 0, topP: 1, minP: 0 };
   const asked = {
     temperature: fields.number("temperature", 0, MOST_TEMPERATURE),
@@ -78,6 +80,11 @@ function readSampling(fields: Fields, defaults: GenerationDefaults): Sampling {
   };
   const { temperature, repetition_penalty, ...filters } = withDefaults(asked, defaults.doSample ? defaults : plain);
   const stops = samplingField(fields, "stop_token_ids");
+  const stranger = stops?.find((id) => id >= vocabSize);
+  if (stranger !== undefined) {
+    const problem = `has the token id ${stranger}, and this model's go from 0 to ${vocabSize - 1}`;
+    throw impossible("stop_token_ids", problem, "give ids of this model's tokenizer");
+  }
   return {
     temperature,
     ...(temperature > 0 && filters),
@@ -106,7 +113,7 @@ function readStops(value: unknown): string[] {
   const hint = `give a text, or a list of at most ${MOST_STOPS}`;
   if (stops.length > MOST_STOPS) throw impossible("stop", `has ${stops.length} strings`, hint);
   for (const stop of stops) {
-    if (typeof stop !== "string") throw impossible("stop", `has ${show(stop)}, which is no text`, hint);
+    if (typeof stop !== "string") throw impossible("stop", `has ${quote(stop)}, which is no text`, hint);
     if (stop === "") throw impossible("stop", "has an empty string, which would end every text", "leave it away");
   }
   return stops as string[];
@@ -124,12 +131,12 @@ function refuseWhatIsMissing(fields: Fields): void {
   }
   const format = fields.object("response_format");
   if (format && format["type"] !== "text") {
-    const problem = `asks for ${show(format["type"])}, and only text is supported`;
+    const problem = `asks for ${quote(format["type"])}, and only text is supported`;
     throw lacking("response_format", problem, "ask for the form in the prompt, and check what comes");
   }
   const modalities = fields.get("modalities");
   if (Array.isArray(modalities) && modalities.some((kind) => kind !== "text")) {
-    throw lacking("modalities", `are ${show(modalities)}, and only text is supported`, "leave them away");
+    throw lacking("modalities", `are ${quote(modalities)}, and only text is supported`, "leave them away");
   }
   if (fields.get("audio") !== undefined) throw lacking("audio", "is not supported", "leave it away");
 }
@@ -169,11 +176,13 @@ export function checkLength(characters: number, param: string, { maxContext }: T
   );
 }
 
+/** Throws UserError `malformed`. */
 export function readJsonObject(body: Uint8Array): Fields {
   let value: unknown;
   try {
-    value = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(body));
+    value = parseJson(new TextDecoder("utf-8", { fatal: true }).decode(body));
   } catch (cause) {
+    if (cause instanceof RangeError) throw new UserError("malformed", cause.message, "send flatter JSON", { cause });
     throw new UserError("malformed", "the body is not JSON in UTF-8", "send a JSON object", { cause });
   }
   if (isObject(value)) return new Fields(value);

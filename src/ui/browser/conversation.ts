@@ -10,6 +10,8 @@ export interface Settings {
   readonly temperature: number | undefined;
   /** Of an answer. Undefined: the head decides. */
   readonly maxTokens: number | undefined;
+  /** Where the context has less left than `maxTokens`, the answer has what is left; else that is refused. */
+  readonly mayBeFewer: boolean;
 }
 
 /** A call of the head, by the path below the page's own. */

@@ -23,9 +23,8 @@ export interface Part {
 }
 
 export interface Usage {
+  readonly prompt_tokens: number;
   readonly completion_tokens: number;
-  /** With the prompt. */
-  readonly total_tokens: number;
 }
 
 /** What a head may send in one event, of chats and of completions. */
@@ -47,13 +46,7 @@ interface ErrorBody {
 
 /** Streams an answer. Throws Refusal, or the signal's reason. */
 export async function* streamAnswer({ path, body }: Call, signal: AbortSignal): AsyncGenerator<Part> {
-  const reply = await ask(path, {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(body),
-    signal,
-  });
-  if (!reply.ok) throw refusalOf(await errorOf(reply), reply.status);
+  const reply = await post(path, body, signal);
   try {
     for await (const data of eventData(reply.body!)) {
       if (data === "[DONE]") return;
@@ -73,6 +66,13 @@ export async function* streamAnswer({ path, body }: Call, signal: AbortSignal): 
   throw new Refusal("The answer broke off. The node may have been stopped.", "broken_off");
 }
 
+/** How many tokens the prompt of a completion has: none is made of it. Throws Refusal, or the signal's reason. */
+export async function promptTokens({ path, body }: Call, signal: AbortSignal): Promise<number> {
+  const reply = await post(path, { ...body, max_tokens: 0, stream: false, stream_options: undefined }, signal);
+  const { usage }: Event = await reply.json();
+  return usage!.prompt_tokens;
+}
+
 /** What the head is. Throws Refusal, or the signal's reason. */
 export const headInfo = (signal: AbortSignal): Promise<NodeInfo> => json("info", signal);
 
@@ -83,6 +83,13 @@ async function json<T>(path: string, signal: AbortSignal): Promise<T> {
   const reply = await ask(path, { signal });
   if (!reply.ok) throw refusalOf(await errorOf(reply), reply.status);
   return reply.json();
+}
+
+async function post(path: string, body: object, signal: AbortSignal): Promise<Response> {
+  const headers = { "Content-Type": "application/json" };
+  const reply = await ask(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+  if (!reply.ok) throw refusalOf(await errorOf(reply), reply.status);
+  return reply;
 }
 
 async function ask(path: string, init: RequestInit): Promise<Response> {

@@ -2,14 +2,15 @@
 // is gone with the page.
 import type { NodeInfo } from "../../protocol/info.ts";
 import { ChainView } from "./chain-view.ts";
-import { callFor, type Turn } from "./conversation.ts";
+import { answerTo, CONTEXT_FULL } from "./answer.ts";
+import type { Settings, Turn } from "./conversation.ts";
 import { byId, setText } from "./dom.ts";
 import { EndKeeper } from "./end-keeper.ts";
-import { chainInfo, headInfo, Refusal, streamAnswer, type Usage } from "./head.ts";
+import { chainInfo, headInfo, Refusal, type Usage } from "./head.ts";
 import { Pace } from "./pace.ts";
 import { whileVisible } from "./poll.ts";
-import { mostTokens, SettingsForm } from "./settings-form.ts";
-import { TurnView } from "./turn-view.ts";
+import { SettingsForm } from "./settings-form.ts";
+import { TurnView, type Way } from "./turn-view.ts";
 
 const CHAIN_MS = 2_000;
 const CHAIN_TIMEOUT_MS = 5_000;
@@ -26,8 +27,6 @@ const settings = new SettingsForm();
 const chain = new ChainView();
 
 let turns: Turn[] = [];
-/** What they take of the context, at most. */
-let turnTokens = 0;
 let running: AbortController | undefined;
 /** The head, once it has said what it is. */
 let known: NodeInfo | undefined;
@@ -51,14 +50,15 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !event.isComposing) running?.abort();
 });
 stop.addEventListener("click", () => running?.abort());
-byId("new", HTMLButtonElement).addEventListener("click", () => {
+byId("new", HTMLButtonElement).addEventListener("click", beginAnew);
+
+function beginAnew(): void {
   running?.abort();
   turns = [];
-  turnTokens = 0;
   log.replaceChildren();
   setText(status, "New conversation");
   prompt.focus();
-});
+}
 
 /** Says `text`, and shows the answer while it comes. One that is stopped belongs to the conversation, one that fails not. */
 async function say(text: string): Promise<void> {
@@ -77,14 +77,16 @@ async function say(text: string): Promise<void> {
   let usage: Usage | undefined;
   let outcome = "";
   let failed = false;
+  let used: Settings | undefined;
   const drawing = drawer(() => {
     answer.show(said);
     answer.facts = [...pace.facts(usage?.completion_tokens), outcome].filter((fact) => fact !== "").join(" · ");
   });
   try {
     await knowHead(control.signal);
-    const call = callFor([...before, asked], settings.read(turnTokens + mostTokens(text)), isChat());
-    for await (const part of streamAnswer(call, control.signal)) {
+    used = settings.read();
+    const facts = { isChat: isChat(), maxContext: known?.max_context ?? 0 };
+    for await (const part of answerTo({ turns: [...before, asked], settings: used, ...facts }, control.signal)) {
       if (part.text !== "") pace.count();
       said += part.text;
       usage = part.usage ?? usage;
@@ -94,13 +96,12 @@ async function say(text: string): Promise<void> {
   } catch (error) {
     failed = !control.signal.aborted;
     if (!failed) outcome = "stopped";
-    else fail(answer, error, () => again(text, question, answer));
+    else fail(answer, error, waysOut(error, used, { text, before, question, answer }));
   }
   if (said === "" && outcome === "" && !failed) outcome = "no text";
   drawing.now();
   if (turns === before && said !== "" && !failed) {
     turns = [...before, asked, { role: "assistant", text: said }];
-    turnTokens = usage?.total_tokens ?? turnTokens + mostTokens(text) + pace.parts;
   }
   finish(control, answer, said === "" ? outcome : said);
 }
@@ -125,19 +126,46 @@ function finish(control: AbortController, answer: TurnView, news: string): void 
   if (answer.element.isConnected) setText(status, news); // read out once, whole
 }
 
-function fail(answer: TurnView, error: unknown, retry: () => void): void {
+function fail(answer: TurnView, error: unknown, ways: readonly Way[]): void {
   const isRefusal = error instanceof Refusal;
   const message = error instanceof Error ? error.message : String(error);
-  answer.showProblem(message, isRefusal ? error.code : "page", retry);
+  answer.showProblem(message, isRefusal ? error.code : "page", ways);
   if (!isRefusal) console.error(error); // a bug of the page
 }
 
-/** In place of what failed, in the conversation as it is now. */
-function again(text: string, question: TurnView, answer: TurnView): void {
-  if (running) return;
-  question.element.remove();
-  answer.element.remove();
-  void say(text);
+interface Failed {
+  readonly text: string;
+  /** The conversation that it was said in. */
+  readonly before: readonly Turn[];
+  readonly question: TurnView;
+  readonly answer: TurnView;
+}
+
+/** What may help after a failure. Into a context that is full the same does not go again, unless fewer tokens are asked for. */
+function waysOut(error: unknown, used: Settings | undefined, failed: Failed): Way[] {
+  const { text, before, question, answer } = failed;
+  const isFull = error instanceof Refusal && error.code === CONTEXT_FULL;
+  const takeBack = () => {
+    question.element.remove();
+    answer.element.remove();
+  };
+  /** In place of what failed, in the conversation as it is now. */
+  const again = () => {
+    if (running) return;
+    takeBack();
+    void say(text);
+  };
+  const edit = (prepare: () => void) => () => {
+    if (running) return;
+    prepare();
+    if (prompt.value === "") prompt.value = text; // what is being written meanwhile is worth more
+    prompt.focus();
+  };
+  if (!isFull) return [{ name: "Try again", go: again }];
+  const ways: Way[] = [{ name: "Change the message", go: edit(takeBack) }];
+  if (before.length > 0) ways.unshift({ name: "New conversation", go: edit(beginAnew) });
+  if (used?.mayBeFewer === false) ways.unshift({ name: "Try again", go: again });
+  return ways;
 }
 
 /** Draws at most once a frame. */

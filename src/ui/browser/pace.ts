@@ -1,20 +1,21 @@
+/** Parts that come so soon after the first one waited with it somewhere. */
+const TOGETHER_MS = 5;
+
 /** How long an answer is, and how fast it came. */
 export class Pace {
   readonly #began = performance.now();
   #first: number | undefined;
   #last = 0;
   #parts = 0;
+  /** What came with the first part says nothing of how fast the next ones come. */
+  #head = { at: 0, parts: 0 };
 
   /** A part with text has come: about a token. */
   count(): void {
     this.#last = performance.now();
     this.#first ??= this.#last;
     this.#parts++;
-  }
-
-  /** Parts with text so far. */
-  get parts(): number {
-    return this.#parts;
+    if (this.#last - this.#first < TOGETHER_MS) this.#head = { at: this.#last, parts: this.#parts };
   }
 
   /** `tokens`: how many there were, once the head has said so. */
@@ -22,10 +23,11 @@ export class Pace {
     const count = tokens ?? this.#parts;
     const length = count === 0 ? [] : [`${count} token${count === 1 ? "" : "s"}`];
     if (this.#first === undefined) return length;
-    const seconds = (this.#last - this.#first) / 1000;
+    const seconds = (this.#last - this.#head.at) / 1000;
+    const timed = count - this.#head.parts;
     return [
       ...length,
-      ...(count > 1 && seconds > 0 ? [`${((count - 1) / seconds).toFixed(1)} tokens/s`] : []),
+      ...(timed > 0 && seconds > 0 ? [`${(timed / seconds).toFixed(1)} tokens/s`] : []),
       `the first after ${duration(this.#first - this.#began)}`,
     ];
   }

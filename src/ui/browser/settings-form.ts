@@ -23,14 +23,13 @@ export class SettingsForm {
     this.#maxTokens.placeholder = String(this.#usualTokens);
   }
 
-  /** For a conversation of so many tokens, at most. */
-  read(tokens: number): Settings {
-    const isRoom = tokens + mostTokens(this.#system.value) + this.#usualTokens <= this.#maxContext;
-    const usual = isRoom ? this.#usualTokens : undefined; // the head knows what is left
+  read(): Settings {
+    const isFree = this.#maxTokens.value === "";
     return {
       system: this.#system.value.trim(),
       temperature: this.#temperature.value === "" ? undefined : this.#temperature.valueAsNumber,
-      maxTokens: this.#maxTokens.value === "" ? usual : this.#maxTokens.valueAsNumber,
+      maxTokens: isFree ? this.#usualTokens : this.#maxTokens.valueAsNumber,
+      mayBeFewer: isFree,
     };
   }
 
@@ -38,9 +37,3 @@ export class SettingsForm {
     return Math.min(USUAL_TOKENS, Math.floor(this.#maxContext / 2));
   }
 }
-
-/** For what a chat template writes around a text. */
-const TEMPLATE_TOKENS = 32;
-
-/** The tokens of a text: each is at least a byte. */
-export const mostTokens = (text: string): number => new TextEncoder().encode(text).length + TEMPLATE_TOKENS;

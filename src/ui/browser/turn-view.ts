@@ -1,6 +1,12 @@
 import { make, setText } from "./dom.ts";
 import { TextView } from "./text-view.ts";
 
+/** A button that may help. */
+export interface Way {
+  readonly name: string;
+  readonly go: () => void;
+}
+
 /** A turn of the conversation: who, what, and in small print how it went. */
 export class TurnView {
   readonly element: HTMLElement;
@@ -25,11 +31,14 @@ export class TurnView {
     this.element.setAttribute("aria-busy", String(growing));
   }
 
-  showProblem(message: string, code: string, retry: () => void): void {
-    const again = make("button", "", "Try again");
-    again.type = "button";
-    again.addEventListener("click", retry);
-    const problem = make("div", "problem", make("p", "", message), make("p", "", make("code", "", code)), again);
+  showProblem(message: string, code: string, ways: readonly Way[]): void {
+    const buttons = ways.map(({ name, go }) => {
+      const button = make("button", "", name);
+      button.type = "button";
+      button.addEventListener("click", go);
+      return button;
+    });
+    const problem = make("div", "problem", make("p", "", message), make("p", "", make("code", "", code)), ...buttons);
     problem.setAttribute("role", "alert");
     this.element.append(problem);
   }
