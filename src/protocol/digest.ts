@@ -1,4 +1,5 @@
 import { UserError } from "../base/errors.ts";
+import { quote } from "../base/quote.ts";
 import { crc32cHex } from "./crc32c.ts";
 import { malformed } from "./headers.ts";
 
@@ -12,7 +13,7 @@ export function checkContentDigest(headers: Headers, body: Uint8Array): void {
   if (entry === undefined) return;
   const said = /^sha-256=:([A-Za-z0-9+/]{43}=):$/i.exec(entry.trim())?.[1];
   if (said === undefined) {
-    throw malformed(`header Content-Digest is "${text}"`, "write it as sha-256=:<base64 of 32 bytes>:");
+    throw malformed(`header Content-Digest is ${quote(text)}`, "write it as sha-256=:<base64 of 32 bytes>:");
   }
   const found = new Bun.CryptoHasher("sha256").update(body).digest("base64");
   if (found === said) return;
@@ -26,7 +27,7 @@ export function checkContentDigest(headers: Headers, body: Uint8Array): void {
 /** `data`: what follows the header of a container. */
 export function checkCrc32c(said: string | undefined, data: Uint8Array): void {
   if (said === undefined) return;
-  if (!/^[0-9a-f]{8}$/i.test(said)) throw malformed(`metadata crc32c is "${said}"`, "give 8 hex digits");
+  if (!/^[0-9a-f]{8}$/i.test(said)) throw malformed(`metadata crc32c is ${quote(said)}`, "give 8 hex digits");
   const found = crc32cHex(data);
   if (found === said.toLowerCase()) return;
   throw new UserError(

@@ -1,5 +1,6 @@
 import { sum } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
+import { cut, quote } from "../base/quote.ts";
 import { type Container, decodeContainer, encodeContainer } from "./container.ts";
 import { checkCrc32c } from "./digest.ts";
 import { HEADERS, malformed, PROTOCOL_VERSION, readCallFields } from "./headers.ts";
@@ -97,7 +98,7 @@ function readTensors(
   const { shape, data } = hidden!;
   const hiddenSize = shape.at(-1)!;
   if (shape.includes(0))
-    throw new UserError("empty_prompt", `hidden_states has the shape [${shape}]`, "send at least one token");
+    throw new UserError("empty_prompt", `hidden_states has the shape [${cut(`${shape}`)}]`, "send at least one token");
   const values = halves(data);
   const rectangle = rectangleOfTensors(shape, tensors.get("attention_mask"));
   const payload = {
@@ -111,11 +112,14 @@ function readTensors(
 
 function checkTensor(name: string, dtype: string, shape: readonly number[]): void {
   if (!Object.hasOwn(TENSORS, name)) {
-    throw malformed(`the container has the unknown tensor "${name}"`, `known: ${Object.keys(TENSORS).join(", ")}`);
+    throw malformed(`the container has the unknown tensor ${quote(name)}`, `known: ${Object.keys(TENSORS).join(", ")}`);
   }
   const wanted = TENSORS[name as keyof typeof TENSORS];
   if (dtype === wanted.dtype && (wanted.rank as readonly number[]).includes(shape.length)) return;
-  throw malformed(`${name} is ${dtype} of shape [${shape}]`, `send it as ${wanted.dtype} of shape ${wanted.shape}`);
+  throw malformed(
+    `${name} is ${cut(dtype)} of shape [${cut(`${shape}`)}]`,
+    `send it as ${wanted.dtype} of shape ${wanted.shape}`,
+  );
 }
 
 function rectangleOfTensors(
@@ -129,7 +133,7 @@ function rectangleOfTensors(
   if (shape.length === 3 && mask.shape[0] === batch && mask.shape[1] === slots)
     return rectangleFromMask(mask.data, slots);
   throw malformed(
-    `attention_mask is [${mask.shape}], and hidden_states [${shape}]`,
+    `attention_mask is [${cut(`${mask.shape}`)}], and hidden_states [${cut(`${shape}`)}]`,
     "a mask [B, S] goes with hidden states [B, S, D]",
   );
 }
@@ -158,7 +162,7 @@ function rowLengths(
         : 0;
     if (odd < 0) return rectangle.lengths;
     throw malformed(
-      `metadata rows gives [${rows.map(({ n }) => n ?? "?")}] tokens, and the mask [${rectangle.lengths}]`,
+      `metadata rows gives [${cut(`${rows.map(({ n }) => n ?? "?")}`)}] tokens, and the mask [${cut(`${rectangle.lengths}`)}]`,
       "leave n away: the mask says it",
     );
   }

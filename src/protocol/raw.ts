@@ -1,4 +1,5 @@
 import { UserError } from "../base/errors.ts";
+import { cut, quote } from "../base/quote.ts";
 import { HEADERS, malformed, optional, readCallFields, readHeader, type Said } from "./headers.ts";
 import { checkCall } from "./check.ts";
 import type { Draft, Message, NodeFacts } from "./message.ts";
@@ -70,7 +71,7 @@ function readShape(headers: Headers, bodyBytes: number): [batch: number, slots: 
   const wanted = shape.reduce((product, factor) => product * BigInt(factor), 2n);
   if (wanted === BigInt(bodyBytes)) return shape;
   throw malformed(
-    `${said.where} ${shape.join(",")} in bfloat16 takes ${wanted} bytes, and the body has ${bodyBytes}`,
+    `${said.where} ${cut(shape.join(","))} in bfloat16 takes ${wanted} bytes, and the body has ${bodyBytes}`,
     "make the shape and the body agree",
   );
 }
@@ -79,7 +80,7 @@ function parseShape({ where, text }: Said): [number, number, number] {
   const shape = text.split(",").map((part) => (/^\d{1,15}$/.test(part.trim()) ? Number(part) : 0));
   if (shape.length === 3 && shape.every((factor) => factor > 0)) return shape as [number, number, number];
   throw malformed(
-    `${where} is "${text}"`,
+    `${where} is ${quote(text)}`,
     "write three whole numbers above 0: rows, slots, hidden size, as in 1,5,768",
   );
 }

@@ -62,7 +62,7 @@ const isCount = (value: unknown): value is number => Number.isSafeInteger(value)
 
 const FIELDS: Record<keyof Sampling, { ok: (value: unknown) => boolean; allowed: string }> = {
   temperature: { ok: (value) => isNumber(value) && value >= 0, allowed: "a number from 0" },
-  top_k: { ok: isCount, allowed: "a whole number from 0" },
+  top_k: { ok: isCount, allowed: "a whole number from 0 to 2^53 - 1" },
   top_p: { ok: (value) => isNumber(value) && value > 0 && value <= 1, allowed: "a number above 0, up to 1" },
   min_p: { ok: (value) => isNumber(value) && value >= 0 && value <= 1, allowed: "a number from 0 to 1" },
   repetition_penalty: { ok: (value) => isNumber(value) && value > 0, allowed: "a number above 0" },

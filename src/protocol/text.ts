@@ -152,10 +152,7 @@ function parseIds(rows: unknown): number[][] {
     if (!Array.isArray(row)) throw malformed(`input_ids row ${index} is not a list`, BODY_HINT);
     const slot = row.findIndex((id) => !Number.isInteger(id));
     if (slot >= 0)
-      throw malformed(
-        `input_ids row ${index} has ${quote(row[slot])} at slot ${slot}`,
-        "token ids are whole numbers",
-      );
+      throw malformed(`input_ids row ${index} has ${quote(row[slot])} at slot ${slot}`, "token ids are whole numbers");
     // Beyond int32 they would wrap round on their way into the tensor, perhaps to a valid id.
     const wide = row.findIndex((id) => id !== (id | 0));
     if (wide < 0) return;

@@ -1,4 +1,5 @@
 import { UserError } from "../base/errors.ts";
+import { cut } from "../base/quote.ts";
 
 export interface Allowed {
   /** Names and addresses under which this node may be called, beside loopback: the host it is bound to, …. */
@@ -21,7 +22,7 @@ export function guard(headers: Headers, allowed: Allowed): void {
   if (name === undefined || !(isLoopback(name) || allowed.hosts.some((known) => hostName(known) === name))) {
     throw new UserError(
       "forbidden_host",
-      `the call is addressed to the host "${host}", and this node answers to loopback${listed(allowed.hosts)}`,
+      `the call is addressed to the host "${cut(host)}", and this node answers to loopback${listed(allowed.hosts)}`,
       "call it by one of these names, or start it with --allow-host and that name",
     );
   }
@@ -30,7 +31,7 @@ export function guard(headers: Headers, allowed: Allowed): void {
   if (allowed.ownPage && isOwnPage(origin, host, headers.get("Sec-Fetch-Site"))) return;
   throw new UserError(
     "forbidden_origin",
-    `a web page of ${origin} made this call, and this node takes calls from no page${listed(pagesOf(allowed), " but those of ")}`,
+    `a web page of ${cut(origin)} made this call, and this node takes calls from no page${listed(pagesOf(allowed), " but those of ")}`,
     "call it from a program instead",
   );
 }

@@ -102,7 +102,8 @@ export class SessionTable<Reply> {
         if (call.step < running.step) throw conflict(call, running, "runs already");
         const isEnding = running.control.signal.aborted;
         if (call.step === running.step && !isEnding) {
-          if (!isSame(call, running)) throw conflict(call, running, "runs with other tokens, another start, want or sampling");
+          if (!isSame(call, running))
+            throw conflict(call, running, "runs with other tokens, another start, want or sampling");
           return await this.#wait(running, call.signal);
         }
         await unlessAborted(settled(running.reply), call.signal); // a later step looks again when this one is over

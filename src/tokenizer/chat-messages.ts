@@ -34,10 +34,7 @@ function checkMessage(message: unknown, where: string): ChatMessage {
   }
   const { role, content = null, tool_calls, ...rest } = message as Record<string, unknown>;
   if (typeof role !== "string" || !/^[A-Za-z][\w-]{0,31}$/.test(role)) {
-    throw malformed(
-      `${where}.role is ${quote(role)}`,
-      "a role is a word like system, user or assistant",
-    );
+    throw malformed(`${where}.role is ${quote(role)}`, "a role is a word like system, user or assistant");
   }
   const calls = Array.isArray(tool_calls) ? { tool_calls: tool_calls.map(withParsedArguments) } : {};
   if (content === null && !("tool_calls" in calls)) {

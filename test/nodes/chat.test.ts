@@ -159,6 +159,24 @@ describe("at a terminal", () => {
     expect(await screen.exited).toBe(0);
   }, 60_000);
 
+  test("a context that is full names what has room, and a new conversation has", async () => {
+    await using screen = new Screen(["chat", "--head", chain.head, "--quiet"]);
+    await screen.shows(/> $/);
+    screen.type("so it is\r");
+    await screen.shows(/\n> $/); // all of the context, or the model's own end
+    screen.type(`${"so it is ".repeat(60)}\r`);
+    await screen.shows(
+      /the context is 256 tokens[^]*shorten the prompt, or begin a new conversation with \/reset\n> $/,
+    );
+    screen.type("/reset\r");
+    await screen.shows(/> $/);
+    screen.type("so it is\r");
+    await screen.shows(/so it is\n[^]*\w[^]*\n> $/);
+    expect(screen.colours).not.toContain("\u001b[31m");
+    screen.type("\u0004");
+    expect(await screen.exited).toBe(0);
+  }, 60_000);
+
   test("a second Ctrl-C at the prompt ends it too", async () => {
     await using screen = new Screen(["chat", "--head", chain.head]);
     await screen.shows(/> $/);

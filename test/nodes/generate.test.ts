@@ -180,6 +180,13 @@ describe("with a chain of two nodes", () => {
   }, 60_000);
 });
 
+test("--quiet leaves warnings away, such as that of a software device, unless a level is asked for", async () => {
+  const words = ["generate", "--model-id", TINY, "a", "--max-new-tokens", "2", "--quiet"];
+  const { code, stderr } = await run(words);
+  expect({ code, stderr }).toEqual({ code: 0, stderr: "" });
+  expect((await run([...words, "--log-level", "info"])).stderr).not.toBe("");
+}, 30_000);
+
 test("a file that is not there exits with 1, and is named once", async () => {
   const { code, stderr } = await run(own(TINY, "--prompt-file", "/no/such/file"));
   expect({ code, stderr }).toEqual({

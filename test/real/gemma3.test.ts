@@ -32,7 +32,7 @@ describe.skipIf(directory === undefined)(
       const env = { MESHNET_MAX_CONTEXT: "64", MESHNET_MAX_SESSIONS: `${prompts.length}` };
       chain = await startChain(model, [7, 18], { env });
     }, CHAIN_MS);
-    afterAll(() => chain?.[Symbol.asyncDispose]());
+    afterAll(() => chain?.[Symbol.asyncDispose](), CHAIN_MS);
 
     test("has the weights that transformers answered with, and its ids for odd texts", async () => {
       expect(await sha256OfWeights(model)).toBe(recorded.model_sha256);

@@ -52,7 +52,7 @@ describe.skipIf(directory === undefined)(
     describe("over two nodes", () => {
       let chain: Chain;
       beforeAll(async () => void (chain = await startNodes(model, [13, LAYERS])), CHAIN_MS);
-      afterAll(() => chain?.[Symbol.asyncDispose]());
+      afterAll(() => chain?.[Symbol.asyncDispose](), CHAIN_MS);
 
       test(
         "answers ten conversations at once as transformers does, until its two best tokens are too near",
@@ -93,7 +93,7 @@ describe.skipIf(directory === undefined)(
     describe("over three nodes", () => {
       let chain: Chain;
       beforeAll(async () => void (chain = await startNodes(model, [4, 21, LAYERS])), CHAIN_MS);
-      afterAll(() => chain?.[Symbol.asyncDispose]());
+      afterAll(() => chain?.[Symbol.asyncDispose](), CHAIN_MS);
 
       test(
         "answers word for word as over two",

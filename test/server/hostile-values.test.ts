@@ -39,9 +39,25 @@ const HOSTILE = {
 };
 
 const COMMON = [
-  "model", "n", "stream", "stream_options", "stop", "stop_token_ids", "seed", "temperature", "top_p", "top_k", "min_p",
-  "repetition_penalty", "max_tokens", "logprobs", "logit_bias", "frequency_penalty", "response_format", "modalities",
-]; // prettier-ignore
+  "model",
+  "n",
+  "stream",
+  "stream_options",
+  "stop",
+  "stop_token_ids",
+  "seed",
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "repetition_penalty",
+  "max_tokens",
+  "logprobs",
+  "logit_bias",
+  "frequency_penalty",
+  "response_format",
+  "modalities",
+];
 const PLACES: [path: "completions" | "chat/completions", place: string, body: (value: string) => string][] = [
   ...["prompt", "echo", "suffix", "best_of", "add_special_tokens", ...COMMON].map(
     (name) => ["completions", name, (value: string) => `{"prompt":"a","max_tokens":1,"${name}":${value}}`] as never,
@@ -119,6 +135,7 @@ test("in headers and paths, long texts are refused in few words", async () => {
     "Step",
     "Want",
     "Sampling",
+    "Shape",
   ]) {
     const headers = { "Content-Type": "text/plain", [`X-Meshnet-${name}`]: long };
     const reply = await fetch(`${head.url}forward`, { method: "POST", headers, body: "a" });
@@ -126,6 +143,22 @@ test("in headers and paths, long texts are refused in few words", async () => {
     await check(reply);
   }
   await check(await fetch(`${head.url}forward`, { method: "POST", headers: { "Content-Type": long }, body: "a" }));
+  const digest = { "Content-Type": "text/plain", "Content-Digest": `sha-256=${long}` };
+  await check(await fetch(`${head.url}forward`, { method: "POST", headers: digest, body: "a" }));
+  await check(await fetch(`${head.url}info`, { headers: { Origin: `http://${long}` } }));
+  await check(await fetch(`${head.url}info`, { headers: { Host: long } }));
+  const raw = { "Content-Type": "application/octet-stream", "X-Meshnet-Shape": long };
+  await check(await fetch(`${tail.url}forward`, { method: "POST", headers: raw, body: "ab" }));
+  const tensors: [name: string, shape: number[]][] = [
+    [long, [2]],
+    ["hidden_states", [0, ...Array<number>(2000).fill(1)]],
+  ];
+  for (const [name, shape] of tensors) {
+    const data = new Uint8Array(2 * shape[0]!);
+    const container = encodeContainer([{ name, dtype: "BF16", shape, data }], {});
+    const headers = { "Content-Type": "application/x-safetensors" };
+    await check(await fetch(`${tail.url}forward`, { method: "POST", headers, body: container }));
+  }
   await check(await fetch(`${head.url}${long}`));
   await check(await fetch(`${head.url}sessions/${long}`, { method: "DELETE" }));
   await check(await fetch(`${head.url}v1/models/${long}`));

@@ -77,17 +77,15 @@ describe("a refusal says what the caller can do", () => {
     expect((await refusal("x".repeat(CONTEXT), { ...room, "X-Meshnet-Max-Len": "5" })).hint).toBe("send fewer tokens");
   });
 
-  test.each([{ "X-Meshnet-Want": "logits" }, { "X-Meshnet-Sampling": '{"seed":2}' }])(
-    "where a step comes again with something else in it: %p",
-    async (other) => {
-      const session = { "X-Meshnet-Session": `again${Object.keys(other)[0]!.length}`, "X-Meshnet-Step": "1" };
-      const init = { method: "POST", headers: { "Content-Type": "text/plain", ...session }, body: "a" };
-      expect((await fetch(`${head.url}forward`, init)).status).toBe(200);
-      const { code, message } = await refusal("a", { ...session, ...other });
-      expect(code).toBe("step_conflict");
-      expect(message).toEndWith("had other tokens, another start, want or sampling");
-    },
-  );
+  const OTHERS: Record<string, string>[] = [{ "X-Meshnet-Want": "logits" }, { "X-Meshnet-Sampling": '{"seed":2}' }];
+  test.each(OTHERS)("where a step comes again with something else in it: %p", async (other) => {
+    const session = { "X-Meshnet-Session": `again${Object.keys(other)[0]!.length}`, "X-Meshnet-Step": "1" };
+    const init = { method: "POST", headers: { "Content-Type": "text/plain", ...session }, body: "a" };
+    expect((await fetch(`${head.url}forward`, init)).status).toBe(200);
+    const { code, message } = await refusal("a", { ...session, ...other });
+    expect(code).toBe("step_conflict");
+    expect(message).toEndWith("had other tokens, another start, want or sampling");
+  });
 
   test("where nothing is at a path: the routes as the documents have them", async () => {
     const reply = await fetch(`${head.url}v1/v1/completions`, { method: "POST" });

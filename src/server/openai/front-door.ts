@@ -144,7 +144,9 @@ export class FrontDoor {
   ): Promise<Response> {
     const { answerer, log, timing } = this.#parts;
     const describe = (error: unknown) =>
-      JSON.stringify({ error: toOpenAi(describeError(error, answerer, log, { id: requestId, told: toldByOpenAi })).error });
+      JSON.stringify({
+        error: toOpenAi(describeError(error, answerer, log, { id: requestId, told: toldByOpenAi })).error,
+      });
     return eventStream(events, { ...TIMING, ...timing, describe, signal, onEnd });
   }
 

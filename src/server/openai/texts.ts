@@ -22,9 +22,12 @@ export function makeTexts(
   const prompt = sum(request.prompts.map(({ ids }) => ids.length));
   const usage = { prompt, completion: 0, cached: 0 };
   const control = new AbortController();
+  const abort = () => control.abort(signal.reason);
+  if (signal.aborted) abort();
+  signal.addEventListener("abort", abort, { once: true });
   const common = {
     seed: request.seed ?? randomSeed(),
-    signal: AbortSignal.any([signal, control.signal]),
+    signal: control.signal,
     requestId,
     usage,
   };
