@@ -129,8 +129,8 @@ describe.skipIf(!hasBoth)("the doctor on a machine that is well (needs lavapipe 
     );
     expect(one("peer")).toMatchObject({
       status: "fail",
-      found: expect.stringContaining("is not the URL of a node"),
-      remedy: `give the node's own URL, without a path: --peer ${url.origin}`,
+      found: expect.stringContaining("is not a node's URL"),
+      remedy: `give its host and port alone: ${url.origin}`,
     });
   }, 30_000);
 
