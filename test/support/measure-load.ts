@@ -6,6 +6,7 @@ import { openStage } from "../../src/engine/open-stage.ts";
 import { openDevice } from "../../src/gpu/device.ts";
 import { readModel } from "../../src/models/index.ts";
 import { openCheckpoint } from "../../src/safetensors/checkpoint.ts";
+import { memoryPlan } from "../../src/weights/memory-plan.ts";
 import { planLoad } from "../../src/weights/plan.ts";
 
 /** Bytes, all of them. */
@@ -40,7 +41,7 @@ const stage = await openStage({ device, family, config, plan, eosTokenIds: [] })
 const measurement: LoadMeasurement = {
   seconds: (performance.now() - began) / 1000,
   readBytes: plan.readBytes,
-  plannedBytes: plan.deviceBytes,
+  plannedBytes: memoryPlan(plan).plannedBytes,
   allocatedBytes: stage.allocatedBytes,
   deviceResident: memory("RssShmem") - idle.shared,
   peakOverIdle: memory("VmHWM") - idle.all,
