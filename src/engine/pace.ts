@@ -1,8 +1,9 @@
 /** A pass that reads prompts beside conversations takes up to this many times one of conversations alone. */
 const MOST_SLOWDOWN = 2.5;
-/** Prompt tokens of such a pass while nothing has been measured, and in any case: kernels take many rows at once. */
+/** Prompt tokens of such a pass while nothing has been measured. */
 const FIRST_TOKENS = 16;
-const LEAST_TOKENS = 8;
+/** And in any case. On a CPU each further row costs nearly as much as the first, so few must do. */
+const LEAST_TOKENS = 2;
 /**
  * A pass cannot be called back: whoever hangs up, has a deadline or stops the node waits for its end. On a device that
  * computes on the CPU 512 tokens may take minutes.
