@@ -48,14 +48,9 @@ export async function peer(url: string): Promise<Finding> {
   return { status: "ok", found, details, facts };
 }
 
-/** It is a node, and it does not say what it is: mostly there is more in the URL than the node's own. */
+/** It is a node, and it does not say what it is. A URL with more in it than the node's own is `probePeer`'s to name. */
 function refusedBy(url: string, { status, body, message }: RemoteError): Finding {
-  const { origin, pathname } = new URL(url);
   const facts = { url, status, code: body.code };
-  if (pathname !== "/") {
-    const found = `${url} is not the URL of a node: below ${pathname} there is no /info (${status} ${body.code})`;
-    return { status: "fail", found, remedy: `give the node's own URL, without a path: --peer ${origin}`, facts };
-  }
   const remedy =
     body.code === "forbidden_host"
       ? "start that node with --allow-host and the name by which it is called here"
