@@ -2,8 +2,11 @@
 const MOST_SLOWDOWN = 2.5;
 /** Prompt tokens of such a pass while nothing has been measured. */
 const FIRST_TOKENS = 16;
-/** And in any case. On a CPU each further row costs nearly as much as the first, so few must do. */
-const LEAST_TOKENS = 2;
+/**
+ * And in any case. On a CPU each further pair of rows costs nearly as much as the first, so few must do: with one
+ * conversation these make two pairs.
+ */
+const LEAST_TOKENS = 3;
 /**
  * A pass cannot be called back: whoever hangs up, has a deadline or stops the node waits for its end. On a device that
  * computes on the CPU 512 tokens may take minutes.

@@ -245,7 +245,7 @@ describe("the pace", () => {
     pace.observe(0, 16, 16 * 200);
     expect(pace.promptTokens(0)).toBe(20);
     pace.observe(0, 20, 20 * 60_000);
-    expect(pace.promptTokens(0)).toBe(2);
+    expect(pace.promptTokens(0)).toBe(3);
   });
 
   test("allows as many prompt tokens as make a pass two and a half times as long", () => {
