@@ -42,7 +42,7 @@ export function openDevice(options: DeviceOptions): Promise<Device> {
         requiredLimits: limitsFor(adapter.limits, options.wanted),
       }),
     );
-    const { subgroupMinSize = 0, subgroupMaxSize = 0 } = adapter.info;
+    const { subgroupMinSize = 0, subgroupMaxSize = 0 } = gpu.features.has("subgroups") ? adapter.info : {};
     const device = new Device(gpu, { ...summary, subgroupMinSize, subgroupMaxSize }, options);
     announce(device.info, options.log);
     return device;

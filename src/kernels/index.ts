@@ -29,8 +29,10 @@ export {
 } from "./experts.ts";
 export { gatherRows } from "./gather-rows.ts";
 export { gemm } from "./gemm.ts";
+export { gemmLanes } from "./gemm-lanes.ts";
 export { gemv, GEMV_OUTPUTS } from "./gemv.ts";
 export { gemvLanes } from "./gemv-lanes.ts";
+export { sharingFor, type Sharing, SUBGROUP_LANES } from "./lanes.ts";
 export { kvWrite } from "./kv-write.ts";
 export { layerNorm } from "./layer-norm.ts";
 export { absorbQuery, expandValue, latentWrite } from "./latent.ts";

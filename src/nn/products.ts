@@ -1,11 +1,11 @@
 import { ceilDiv } from "../base/bytes.ts";
 import type { Device } from "../gpu/device.ts";
 import type { Pipeline, PipelineCache } from "../gpu/kernel.ts";
-import { type Encoding, gemm, gemv, GEMV_OUTPUTS, gemvLanes } from "../kernels/index.ts";
+import { type Encoding, gemm, gemmLanes, gemv, GEMV_OUTPUTS, gemvLanes, sharingFor } from "../kernels/index.ts";
 import { GEMV_ROWS } from "./linear-spec.ts";
 
-/** Up to so many rows a device that is a CPU is faster with `gemv_lanes` than with the tiles of `gemm`. */
-const LANES_ROWS = 48;
+/** On a device that is a CPU three rows cost less with `gemm_lanes`, which takes four at a time, than one by one. */
+const LANES_ROWS = 2;
 
 type Product = Pipeline<
   "weight" | "scales" | "x" | "bias" | "y",
@@ -35,13 +35,16 @@ export async function compileProducts(
   shape: ProductShape,
   { device, pipelines }: { device: Device; pipelines: PipelineCache },
 ): Promise<Products> {
+  const sharing = sharingFor(device.info.subgroupMinSize);
+  if (device.info.isSoftware) {
+    const few: Product = await pipelines.compile(gemvLanes[sharing][encoding], shape);
+    return { few, fewRows: LANES_ROWS, many: await pipelines.compile(gemmLanes[sharing][encoding], shape) };
+  }
   const many: Product = await pipelines.compile(gemm[encoding], shape);
   const blocks = ceilDiv(shape.WEIGHT_STRIDE, 32);
   // gemv keeps a sum for each block: a row of more than 32,768 columns is too long for the memory that every device has.
-  const hasRoom = GEMV_OUTPUTS * blocks * 4 <= device.limits.maxComputeWorkgroupStorageSize;
-  if (device.info.isSoftware || !hasRoom) {
-    const few = await pipelines.compile(gemvLanes[encoding], shape);
-    return { few, fewRows: hasRoom ? LANES_ROWS : GEMV_ROWS, many };
+  if (GEMV_OUTPUTS * blocks * 4 > device.limits.maxComputeWorkgroupStorageSize) {
+    return { few: await pipelines.compile(gemvLanes[sharing][encoding], shape), fewRows: GEMV_ROWS, many };
   }
   const constants = { ...shape, OUTPUTS: GEMV_OUTPUTS, BLOCKS: blocks };
   return { few: await pipelines.compile(gemv[encoding], constants), fewRows: GEMV_ROWS, many };

@@ -1,12 +1,26 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "bun:test";
+import type { Device } from "../../src/gpu/device.ts";
 import { strideOf, type Tensor } from "../../src/gpu/tensor.ts";
-import { gemm, gemv, GEMV_OUTPUTS, gemvLanes } from "../../src/kernels/index.ts";
+import {
+  gemm,
+  gemmLanes,
+  gemv,
+  GEMV_OUTPUTS,
+  gemvLanes,
+  type Sharing,
+  SUBGROUP_LANES,
+} from "../../src/kernels/index.ts";
 import { linear, linearInOrder } from "../../src/kernels/reference/linear.ts";
 import type { Matrix } from "../../src/kernels/reference/matrix.ts";
 import { describeOnDevices } from "../support/device.ts";
 import { absolute, Bench, expectSame, expectWithin, Sampler, U } from "./support.ts";
 
-const KERNELS = ["gemv", "gemv_lanes", "gemm"] as const;
+/** The kernels for GPUs, and those for CPUs in each way to share loads that a device can have. */
+const kernelsOf = ({ info }: Device) => {
+  const ways = (Object.keys(SUBGROUP_LANES) as Sharing[]).filter((way) => SUBGROUP_LANES[way] <= info.subgroupMinSize);
+  return [gemv.bf16, gemm.bf16, ...ways.flatMap((way) => [gemvLanes[way].bf16, gemmLanes[way].bf16])];
+};
+type ProductKernel = typeof gemm.bf16 | typeof gemv.bf16;
 const OUTPUTS = 65; // two tiles and one output more; 16 workgroups of gemv and one output more
 const ROWS = [1, 3, 31, 33, 65]; // about one tile of 32 rows, and about two
 const CASES = [
@@ -29,7 +43,11 @@ interface Case {
 
 describeOnDevices("a linear layer", ({ open }) => {
   let bench: Bench;
-  beforeAll(async () => void (bench = new Bench(await open())));
+  let KERNELS: readonly ProductKernel[];
+  beforeAll(async () => {
+    bench = new Bench(await open());
+    KERNELS = kernelsOf(bench.device);
+  });
   afterEach(() => bench.clear());
   afterAll(() => bench.destroy());
 
@@ -52,7 +70,7 @@ describeOnDevices("a linear layer", ({ open }) => {
     test("adds in the one order, so that a row's bits depend neither on the kernel nor on the other rows", async () => {
       const run = await layer(bench, shape, [weight], biasValues);
       const x = sampler.f32(65, columns);
-      const byGemv = await run(x, "gemv");
+      const byGemv = await run(x, gemv.bf16);
       for (const [first, end] of [
         [0, 65],
         [0, 33],
@@ -125,11 +143,13 @@ async function layer(
     OUT_AT: outAt,
     HAS_BIAS: bias ? 1 : 0,
     ROUND: round ? 1 : 0,
+    OUTPUTS: GEMV_OUTPUTS,
+    BLOCKS: Math.ceil(stride / 32),
   };
   const weights = parts.map((part) => ({ tensor: bench.input(part, "bf16"), outputs: part.length }));
   const biasTensor = bench.input([biasValues ?? [NaN]]);
 
-  return async (values: Matrix, kernel: (typeof KERNELS)[number]): Promise<Matrix> => {
+  return async (values: Matrix, kernel: ProductKernel): Promise<Matrix> => {
     const rows = values.length;
     const x: Tensor = bench.input(values);
     const y = bench.output(rows, outAt + OUTPUTS);
@@ -137,13 +157,8 @@ async function layer(
     for (const { tensor, outputs } of weights) {
       const bindings = { weight: tensor, scales: x, x, bias: biasTensor, y };
       const dims = { rows, outputs };
-      if (kernel !== "gemv") {
-        const { bf16 } = kernel === "gemm" ? gemm : gemvLanes;
-        await bench.run(bf16, constants, bindings, { rows, outputs, first_output }, dims);
-      } else {
-        const more = { ...constants, OUTPUTS: GEMV_OUTPUTS, BLOCKS: Math.ceil(stride / 32) };
-        await bench.run(gemv.bf16, more, bindings, { outputs, first_output }, dims);
-      }
+      const params = { rows, outputs, first_output }; // gemv and gemv_lanes leave `rows` alone
+      await bench.run(kernel as typeof gemm.bf16, constants, bindings, params, dims);
       first_output += outputs;
     }
     return bench.read(y);

@@ -105,6 +105,14 @@ const CONSTANTS: Record<string, Record<string, number>> = {
     HAS_BIAS: 1,
     ROUND: 1,
   }),
+  ...inEachEncoding("gemm_lanes", {
+    WEIGHT_STRIDE: 760,
+    COLUMNS: 759,
+    STRIDE_OUT: 2304,
+    OUT_AT: 8,
+    HAS_BIAS: 1,
+    ROUND: 1,
+  }),
   ...inEachEncoding("gemm", { WEIGHT_STRIDE: 768, COLUMNS: 767, STRIDE_OUT: 2304, OUT_AT: 8, HAS_BIAS: 1, ROUND: 1 }),
   ...inEachEncoding("gemv", {
     WEIGHT_STRIDE: 768,
@@ -200,7 +208,7 @@ describe("a shader file", () => {
       const [, , bindings = "", overrides = ""] = rowOf(basename(name, ".wgsl"));
       const params = Object.keys(twin.params);
       const isEncoded =
-        /^(gemm|gemv|gemv_lanes|dequantize|expert_gemv|expert_gemm|absorb_query|expand_value)_(int8|nf4|fp4)$/.test(
+        /^(gemm|gemv|gemv_lanes|gemm_lanes|dequantize|expert_gemv|expert_gemm|absorb_query|expand_value)_(int8|nf4|fp4)$/.test(
           twin.name,
         ); // the table of libraries says what those need besides
       const own = (names: string[]) => names.filter((name) => !isEncoded || (name !== "scales" && name !== "COLUMNS"));
@@ -241,7 +249,14 @@ describe("a number that host and shader share is the same in both:", () => {
 
   test("the lanes of gemv_lanes", () => {
     const lanes = constantOf("gemv_lanes.wgsl", "LANES");
-    expect(kernels.gemvLanes.bf16.workgroups({ rows: 3, outputs: lanes + 1 })).toEqual([2, 2, 1]);
+    expect(kernels.gemvLanes.plain.bf16.workgroups({ rows: 3, outputs: lanes + 1 })).toEqual([2, 3, 1]);
+  });
+
+  test("the lanes and rows of gemm_lanes", () => {
+    const [lanes, rows] = ["LANES", "ROWS"].map((name) => constantOf("gemm_lanes.wgsl", name)) as [number, number];
+    const { workgroups } = kernels.gemmLanes.plain.bf16;
+    expect(workgroups({ rows, outputs: lanes + 1 })).toEqual([2, 1, 1]);
+    expect(workgroups({ rows: rows + 1, outputs: lanes })).toEqual([1, 2, 1]);
   });
 
   test("the tile of gemm", () => {
@@ -292,7 +307,7 @@ describeOnDevices("every kernel compiles, with every library,", ({ open }) => {
   test.each(TWINS.map((twin) => [labelOf(twin), twin] as const))(
     "%s",
     async (label, twin) => {
-      if (label.includes("reduce_subgroups") && !device.hasSubgroups) return;
+      if (twin.source.includes("enable subgroups;") && !device.hasSubgroups) return;
       const constants = CONSTANTS[twin.name]!;
       expect(Object.keys(constants)).toEqual(expect.arrayContaining([...twin.constants]));
       await PipelineCache.of(device).compile(twin, constants);

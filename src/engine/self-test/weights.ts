@@ -1,14 +1,19 @@
+import type { Device } from "../../gpu/device.ts";
+import type { Kernel } from "../../gpu/kernel.ts";
 import { strideOf } from "../../gpu/tensor.ts";
 import {
   absmax,
   dequantize,
   type Encoding,
   gemm,
+  gemmLanes,
   gemv,
   gemvLanes,
   GEMV_OUTPUTS,
   quantizeInt8,
   quantizeNf4,
+  type Sharing,
+  SUBGROUP_LANES,
   WORKGROUP,
 } from "../../kernels/index.ts";
 import { linearInOrder } from "../../kernels/reference/linear.ts";
@@ -35,6 +40,16 @@ export const ENCODINGS: readonly Encoding[] = ["bf16", "int8", "nf4", "fp4"];
 
 /** The shape of what `encoded` gives. */
 export const ENCODED = { rows: OUTPUTS, columns: COLUMNS, stride: STRIDE } as const;
+
+const SHARINGS = Object.keys(SUBGROUP_LANES) as Sharing[];
+
+const bySharing = (variant: Sharing) => ({
+  variant,
+  missing: ({ info }: Device) =>
+    info.subgroupMinSize < SUBGROUP_LANES[variant]
+      ? `this device has no subgroups of ${SUBGROUP_LANES[variant]} lanes`
+      : undefined,
+});
 
 const weightOf = (): number[][] => new Sampler(20).bf16(OUTPUTS, COLUMNS, 0.05);
 
@@ -86,22 +101,29 @@ export const WEIGHT_TESTS: readonly SelfTest[] = [
       await bench.run(kernel, constants, bindings, PARAMS, PARAMS);
       return sameAs(await bench.read(bindings.y), linearInOrder(x, values, bias, true));
     }),
-    selfTest(gemvLanes[encoding], async (bench: Bench, kernel) => {
-      const { x, bias, bindings, values } = layer(bench, encoding);
-      await bench.run(kernel, LAYER, bindings, PARAMS, PARAMS);
-      return sameAs(await bench.read(bindings.y), linearInOrder(x, values, bias, true));
-    }),
-    selfTest(gemm[encoding], async (bench: Bench, kernel) => {
-      const { x, bias, bindings, values } = layer(bench, encoding);
-      await bench.run(kernel, LAYER, bindings, PARAMS, PARAMS);
-      return sameAs(await bench.read(bindings.y), linearInOrder(x, values, bias, true));
-    }),
+    selfTest(gemm[encoding], (bench, kernel) => product(bench, encoding, kernel)),
+    ...SHARINGS.flatMap((sharing) => [
+      selfTest(gemvLanes[sharing][encoding], (bench, kernel) => product(bench, encoding, kernel), bySharing(sharing)),
+      selfTest(gemmLanes[sharing][encoding], (bench, kernel) => product(bench, encoding, kernel), bySharing(sharing)),
+    ]),
   ]),
 ];
 
 const SHAPE = { WEIGHT_STRIDE: STRIDE, COLUMNS };
 const LAYER = { ...SHAPE, STRIDE_OUT: strideOf(OUTPUTS, "f32"), HAS_BIAS: 1, ROUND: 1, OUT_AT: 0 };
 const PARAMS = { rows: ROWS, outputs: OUTPUTS, first_output: 0 };
+
+type Operands = "weight" | "scales" | "x" | "bias" | "y";
+
+async function product<P extends keyof typeof PARAMS>(
+  bench: Bench,
+  encoding: Encoding,
+  kernel: Kernel<Operands, keyof typeof LAYER, P, typeof PARAMS>,
+) {
+  const { x, bias, bindings, values } = layer(bench, encoding);
+  await bench.run(kernel, LAYER, bindings, PARAMS, PARAMS);
+  return sameAs(await bench.read(bindings.y), linearInOrder(x, values, bias, true));
+}
 
 function layer(bench: Bench, encoding: Encoding) {
   const sampler = new Sampler(21);

@@ -1,0 +1,36 @@
+enable subgroups;
+
+// As block_lanes8, for subgroups of four lanes or more: eight columns to a lane, in two loads.
+struct Lane {
+  @builtin(local_invocation_index) index: u32,
+  @builtin(subgroup_invocation_id) of_subgroup: u32,
+}
+
+struct Block {
+  mine: vec4<f32>, // of the first 16 columns
+  mine_of_rest: vec4<f32>,
+}
+
+// The block from column 8 * column8 on. What lies behind the row's end is any of its numbers.
+fn load_block(row: u32, column8: u32, lane: Lane) -> Block {
+  let columns4 = WEIGHT_STRIDE / 4u;
+  let at = column8 * 2u + lane.of_subgroup % 4u;
+  return Block(x[row * columns4 + min(at, columns4 - 1u)], x[row * columns4 + min(at + 4u, columns4 - 1u)]);
+}
+
+// Its columns, eight by eight. All lanes of a workgroup must come here together.
+fn first8(block: Block) -> mat2x4<f32> {
+  return mat2x4<f32>(subgroupBroadcast(block.mine, 0u), subgroupBroadcast(block.mine, 1u));
+}
+
+fn second8(block: Block) -> mat2x4<f32> {
+  return mat2x4<f32>(subgroupBroadcast(block.mine, 2u), subgroupBroadcast(block.mine, 3u));
+}
+
+fn third8(block: Block) -> mat2x4<f32> {
+  return mat2x4<f32>(subgroupBroadcast(block.mine_of_rest, 0u), subgroupBroadcast(block.mine_of_rest, 1u));
+}
+
+fn fourth8(block: Block) -> mat2x4<f32> {
+  return mat2x4<f32>(subgroupBroadcast(block.mine_of_rest, 2u), subgroupBroadcast(block.mine_of_rest, 3u));
+}
