@@ -30,21 +30,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 
   var total = 0.0;
   for (var k8 = 0u; k8 < WEIGHT_STRIDE / 8u; k8 += 4u) {
-    let run = weight_run(output, k8 / 4u);
-    let block = load_block(row, k8, lane);
-    var sum = add8(first8(block), run8(run, output, k8), 0.0);
-    if (has(k8 + 1u)) {
-      sum = add8(second8(block), run8(run, output, k8 + 1u), sum);
-    }
-    if (has(k8 + 2u)) {
-      sum = add8(third8(block), run8(run, output, k8 + 2u), sum);
-    }
-    if (has(k8 + 3u)) {
-      sum = add8(fourth8(block), run8(run, output, k8 + 3u), sum);
-    }
-    total += sum;
+    total += block_sum(load_block(row, k8, lane), output, k8);
   }
-
   if (mine >= params.outputs) {
     return;
   }
@@ -53,21 +40,4 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     total += bias[column];
   }
   y[row * STRIDE_OUT + OUT_AT + column] = select(total, round_bf16(total), ROUND == 1u);
-}
-
-// Whether a row has the columns from 8 * k8 on. Known when the pipeline is built, unless the last block is a part of one.
-fn has(k8: u32) -> bool {
-  return WEIGHT_STRIDE % 32u == 0u || k8 < WEIGHT_STRIDE / 8u;
-}
-
-// Eight columns, one after another.
-fn add8(x: mat2x4<f32>, w: mat2x4<f32>, before: f32) -> f32 {
-  var sum = fma(x[0].x, w[0].x, before);
-  sum = fma(x[0].y, w[0].y, sum);
-  sum = fma(x[0].z, w[0].z, sum);
-  sum = fma(x[0].w, w[0].w, sum);
-  sum = fma(x[1].x, w[1].x, sum);
-  sum = fma(x[1].y, w[1].y, sum);
-  sum = fma(x[1].z, w[1].z, sum);
-  return fma(x[1].w, w[1].w, sum);
 }

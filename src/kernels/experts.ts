@@ -2,8 +2,10 @@ import addGatedSource from "../../shaders/add_gated.wgsl" with { type: "text" };
 import combineSource from "../../shaders/combine_experts.wgsl" with { type: "text" };
 import gemmSource from "../../shaders/expert_gemm.wgsl" with { type: "text" };
 import gemvSource from "../../shaders/expert_gemv.wgsl" with { type: "text" };
+import lanesSource from "../../shaders/expert_lanes.wgsl" with { type: "text" };
 import groupSource from "../../shaders/group_pairs.wgsl" with { type: "text" };
 import bf16 from "../../shaders/lib/bf16.wgsl" with { type: "text" };
+import blockSum from "../../shaders/lib/block_sum.wgsl" with { type: "text" };
 import sigmoid from "../../shaders/lib/sigmoid.wgsl" with { type: "text" };
 import routeSource from "../../shaders/route.wgsl" with { type: "text" };
 import { ceilDiv } from "../base/bytes.ts";
@@ -11,6 +13,7 @@ import { defineKernel } from "../gpu/kernel.ts";
 import { overRows } from "./elementwise.ts";
 import { forEachEncoding, WEIGHT_LIBRARIES, withWeight } from "./encoding.ts";
 import { GEMV_OUTPUTS } from "./gemv.ts";
+import { forEachSharing, LANES } from "./lanes.ts";
 
 // A mixture of experts: which experts each token takes, the products with these alone, and their sum. A pair is a token and
 // one of its experts: pair p is choice p % chosen of token p / chosen.
@@ -67,6 +70,21 @@ export const expertGemv = forEachEncoding((encoding) =>
     params,
     workgroups: ({ pairs, outputs }: { pairs: number; outputs: number }) => [ceilDiv(outputs, GEMV_OUTPUTS), pairs, 1],
   }),
+);
+
+export const expertLanes = forEachSharing((block) =>
+  forEachEncoding((encoding) =>
+    defineKernel({
+      name: `expert_lanes_${encoding}`,
+      source: [block, bf16, ...WEIGHT_LIBRARIES[encoding].sources, blockSum, lanesSource],
+      ...withWeight(encoding, {
+        bindings: { x: "read", choice: "read", y: "read_write" },
+        constants: ["STRIDE_OUT", "OUT_AT", "SHARE"],
+      }),
+      params,
+      workgroups: ({ pairs, outputs }: { pairs: number; outputs: number }) => [ceilDiv(outputs, LANES), pairs, 1],
+    }),
+  ),
 );
 
 export const expertGemm = forEachEncoding((encoding) =>

@@ -1,4 +1,5 @@
 import source from "../../shaders/gemv_lanes.wgsl" with { type: "text" };
+import blockSum from "../../shaders/lib/block_sum.wgsl" with { type: "text" };
 import bf16 from "../../shaders/lib/bf16.wgsl" with { type: "text" };
 import { ceilDiv } from "../base/bytes.ts";
 import { defineKernel } from "../gpu/kernel.ts";
@@ -9,7 +10,7 @@ export const gemvLanes = forEachSharing((block) =>
   forEachEncoding((encoding) =>
     defineKernel({
       name: `gemv_lanes_${encoding}`,
-      source: [block, bf16, ...WEIGHT_LIBRARIES[encoding].sources, source],
+      source: [block, bf16, ...WEIGHT_LIBRARIES[encoding].sources, blockSum, source],
       ...withWeight(encoding, {
         bindings: { x: "read", bias: "read", y: "read_write" },
         constants: ["STRIDE_OUT", "OUT_AT", "HAS_BIAS", "ROUND"],

@@ -22,6 +22,7 @@ export {
   EXPERT_TILE,
   expertGemm,
   expertGemv,
+  expertLanes,
   groupPairs,
   route,
   TILE_WORDS,

@@ -8,9 +8,11 @@ import {
   combineExperts,
   expertGemm,
   expertGemv,
+  expertLanes,
   gatedActivation,
   GEMV_OUTPUTS,
   groupPairs,
+  sharingFor,
   TILE_WORDS,
   tilesOf,
   WORKGROUP,
@@ -107,16 +109,17 @@ function matricesOf(spec: ExpertsSpec, expert: number): Record<Part, WeightSpec>
 
 type Operands = "first_expert" | "experts" | "outputs" | "first_output";
 
+type Few = Pipeline<"weight" | "scales" | "x" | "choice" | "y", Operands, { pairs: number; outputs: number }>;
+type Many = Pipeline<"weight" | "scales" | "x" | "order" | "tiles" | "y", Operands, { tiles: number; outputs: number }>;
+
 /** One of the three products, and its kernels on one device: both give the same bits. */
 interface Product {
   readonly stack: ExpertStack;
-  /** None where rows are too long for it. */
-  readonly few?: Pipeline<"weight" | "scales" | "x" | "choice" | "y", Operands, { pairs: number; outputs: number }>;
-  readonly many: Pipeline<
-    "weight" | "scales" | "x" | "order" | "tiles" | "y",
-    Operands,
-    { tiles: number; outputs: number }
-  >;
+  /** For up to `fewRows` tokens. */
+  readonly few?: Few;
+  readonly fewRows: number;
+  /** For more: only where there can be more. */
+  readonly many?: Many;
 }
 
 async function product(
@@ -128,14 +131,17 @@ async function product(
   const stack = weights.experts(stackOf(spec, part));
   const weightStride = strideOf(columns, "bf16");
   const shape = { WEIGHT_STRIDE: weightStride, COLUMNS: columns, STRIDE_OUT: stride, OUT_AT: outAt, SHARE: share };
+  if (device.info.isSoftware) {
+    const kernel = expertLanes[sharingFor(device.info.subgroupMinSize)][stack.encoding];
+    return { stack, few: await pipelines.compile(kernel, shape), fewRows: Infinity };
+  }
+  const many = await pipelines.compile(expertGemm[stack.encoding], shape);
   const blocks = { OUTPUTS: GEMV_OUTPUTS, BLOCKS: ceilDiv(weightStride, 32) };
-  // The kernel for few keeps a sum for each block of columns.
+  // The kernel for few keeps a sum for each block of columns: rows can be too long for it.
   const hasRoom = 4 * blocks.OUTPUTS * blocks.BLOCKS <= device.limits.maxComputeWorkgroupStorageSize;
-  return {
-    stack,
-    few: hasRoom ? await pipelines.compile(expertGemv[stack.encoding], { ...shape, ...blocks }) : undefined,
-    many: await pipelines.compile(expertGemm[stack.encoding], shape),
-  };
+  if (!hasRoom) return { stack, fewRows: 0, many };
+  const few = await pipelines.compile(expertGemv[stack.encoding], { ...shape, ...blocks });
+  return { stack, few, fewRows: GEMV_ROWS, many };
 }
 
 interface Pipelines {
@@ -163,7 +169,7 @@ export class Experts {
     const y = temporaries.get(this.spec.output);
     const weight = temporaries.get(ROUTES.weights);
 
-    const isFew = rows <= GEMV_ROWS && [pipelines.gate, pipelines.up, pipelines.down].every(({ few }) => few);
+    const isFew = [pipelines.gate, pipelines.up, pipelines.down].every(({ fewRows }) => rows <= fewRows);
     if (!isFew) this.#group(pass, pairs);
     const multiply = (product: Product, from: Tensor, to: Tensor) =>
       isFew ? this.#few(pass, product, pairs, from, to) : this.#many(pass, product, pairs, from, to);
@@ -195,7 +201,7 @@ export class Experts {
     const tiles = tilesOf(pairs, this.spec.experts);
     for (const { tensor, scales = this.nothing, ...place } of stack.parts) {
       const bindings = { weight: tensor, scales, x, ...tables, y };
-      commands.dispatch(many, bindings, paramsOf(place), { tiles, outputs: place.rows });
+      commands.dispatch(many!, bindings, paramsOf(place), { tiles, outputs: place.rows });
     }
   }
 }

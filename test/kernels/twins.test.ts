@@ -75,6 +75,7 @@ const CONSTANTS: Record<string, Record<string, number>> = {
   },
   group_pairs: { EXPERTS: 256 },
   ...inEachEncoding("expert_gemv", { ...EXPERT, OUTPUTS: 4, BLOCKS: 24 }),
+  ...inEachEncoding("expert_lanes", EXPERT),
   ...inEachEncoding("expert_gemm", EXPERT),
   combine_experts: { CHOSEN: 8, STRIDE: 768, WORKGROUP: 64 },
   add_gated: { STRIDE: 768, GATE_STRIDE: 8, WORKGROUP: 64 },
@@ -208,7 +209,7 @@ describe("a shader file", () => {
       const [, , bindings = "", overrides = ""] = rowOf(basename(name, ".wgsl"));
       const params = Object.keys(twin.params);
       const isEncoded =
-        /^(gemm|gemv|gemv_lanes|gemm_lanes|dequantize|expert_gemv|expert_gemm|absorb_query|expand_value)_(int8|nf4|fp4)$/.test(
+        /^(gemm|gemv|gemv_lanes|gemm_lanes|dequantize|expert_gemv|expert_lanes|expert_gemm|absorb_query|expand_value)_(int8|nf4|fp4)$/.test(
           twin.name,
         ); // the table of libraries says what those need besides
       const own = (names: string[]) => names.filter((name) => !isEncoded || (name !== "scales" && name !== "COLUMNS"));
@@ -250,6 +251,11 @@ describe("a number that host and shader share is the same in both:", () => {
   test("the lanes of gemv_lanes", () => {
     const lanes = constantOf("gemv_lanes.wgsl", "LANES");
     expect(kernels.gemvLanes.plain.bf16.workgroups({ rows: 3, outputs: lanes + 1 })).toEqual([2, 3, 1]);
+  });
+
+  test("the lanes of expert_lanes", () => {
+    const lanes = constantOf("expert_lanes.wgsl", "LANES");
+    expect(kernels.expertLanes.plain.bf16.workgroups({ pairs: 3, outputs: lanes + 1 })).toEqual([2, 3, 1]);
   });
 
   test("the lanes and rows of gemm_lanes", () => {

@@ -5,6 +5,7 @@ import {
   EXPERT_TILE,
   expertGemm,
   expertGemv,
+  expertLanes,
   GEMV_OUTPUTS,
   groupPairs,
   route,
@@ -25,7 +26,7 @@ import type { Bench, Row } from "./bench.ts";
 import { Sampler } from "./sampler.ts";
 import { type SelfTest, selfTest } from "./self-test.ts";
 import { sameAs, within } from "./verdict.ts";
-import { encoded, ENCODED, ENCODINGS } from "./weights.ts";
+import { bySharing, encoded, ENCODED, ENCODINGS, SHARINGS } from "./weights.ts";
 
 // A mixture of six experts, of which each of 23 tokens takes two. Some are equal, and some nobody takes.
 const TOKENS = 23;
@@ -105,6 +106,18 @@ export const EXPERT_TESTS: readonly SelfTest[] = [
       await bench.run(kernel, constants, bindings, PARAMS, { pairs, outputs: OUTPUTS });
       return sameAs(await bench.read(y), expected);
     }),
+    ...SHARINGS.map((sharing) =>
+      selfTest(
+        expertLanes[sharing][encoding],
+        async (bench: Bench, kernel) => {
+          const { x, y, operands, choice, pairs, expected } = products(bench, encoding);
+          const bindings = { ...operands, x, y, choice: bench.input([choice], "u32") };
+          await bench.run(kernel, PRODUCT, bindings, PARAMS, { pairs, outputs: OUTPUTS });
+          return sameAs(await bench.read(y), expected);
+        },
+        bySharing(sharing),
+      ),
+    ),
     selfTest(expertGemm[encoding], async (bench: Bench, kernel) => {
       const { x, y, operands, choice, expected } = products(bench, encoding);
       const { order, tiles } = groupReference(choice, FIRST + PARAMS.experts, EXPERT_TILE);

@@ -41,9 +41,9 @@ export const ENCODINGS: readonly Encoding[] = ["bf16", "int8", "nf4", "fp4"];
 /** The shape of what `encoded` gives. */
 export const ENCODED = { rows: OUTPUTS, columns: COLUMNS, stride: STRIDE } as const;
 
-const SHARINGS = Object.keys(SUBGROUP_LANES) as Sharing[];
+export const SHARINGS = Object.keys(SUBGROUP_LANES) as Sharing[];
 
-const bySharing = (variant: Sharing) => ({
+export const bySharing = (variant: Sharing) => ({
   variant,
   missing: ({ info }: Device) =>
     info.subgroupMinSize < SUBGROUP_LANES[variant]
