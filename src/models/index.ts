@@ -9,7 +9,7 @@ import { gemma3, gemma3Text } from "./gemma3.ts";
 import { gptNeox } from "./gpt-neox.ts";
 import { gpt2 } from "./gpt2.ts";
 import { llama } from "./llama.ts";
-import { mistral } from "./mistral.ts";
+import { ministral, mistral } from "./mistral.ts";
 import { mixtral } from "./mixtral.ts";
 import { phi3 } from "./phi3.ts";
 import { qwen2Moe } from "./qwen2-moe.ts";
@@ -25,6 +25,7 @@ const FAMILIES: readonly Family[] = [
   gptNeox,
   llama,
   mistral,
+  ministral,
   qwen2,
   qwen3,
   gemma,

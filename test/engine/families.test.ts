@@ -23,6 +23,7 @@ const FAMILIES: Record<string, Family> = {
   "llama-yarn": {},
   mistral: {},
   "mistral-no-window": {},
+  "mistral-layer-types": {},
   qwen2: {},
   "qwen2-unused-window": {},
   qwen3: {},

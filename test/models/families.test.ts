@@ -73,6 +73,7 @@ describe("which layers see only a window", () => {
 
   test.each([
     ["mistral", { sliding_window: 9 }, [9, 9, 9, 9, 9, 9]],
+    ["ministral", { sliding_window: 9 }, [9, 9, 9, 9, 9, 9]],
     ["qwen2", { sliding_window: 9, max_window_layers: 0 }, [0, 0, 0, 0, 0, 0]], // not used
     ["qwen2", { use_sliding_window: true, sliding_window: 9, max_window_layers: 4 }, [0, 0, 0, 0, 9, 9]],
     ["qwen3", { use_sliding_window: true, sliding_window: 9, max_window_layers: 2 }, [0, 0, 9, 9, 9, 9]],
@@ -84,12 +85,15 @@ describe("which layers see only a window", () => {
     expect(windows(modelType, keys)).toEqual(expected);
   });
 
-  test.each(["qwen2", "qwen3", "gemma2", "gemma3_text"])("of %s is what layer_types says, where it says so", (type) => {
-    const [full, sliding] = ["full_attention", "sliding_attention"];
-    const layer_types = [full, sliding, sliding, full, full, sliding];
-    const keys = { use_sliding_window: true, sliding_window: 9, max_window_layers: 0, layer_types };
-    expect(windows(type, keys)).toEqual([0, 9, 9, 0, 0, 9]);
-  });
+  test.each(["mistral", "ministral", "qwen2", "qwen3", "gemma2", "gemma3_text"])(
+    "of %s is what layer_types says, where it says so",
+    (type) => {
+      const [full, sliding] = ["full_attention", "sliding_attention"];
+      const layer_types = [full, sliding, sliding, full, full, sliding];
+      const keys = { use_sliding_window: true, sliding_window: 9, max_window_layers: 0, layer_types };
+      expect(windows(type, keys)).toEqual([0, 9, 9, 0, 0, 9]);
+    },
+  );
 
   test("in Gemma 3 decides which rope turns them", () => {
     const ropes = config("gemma3_text", { num_hidden_layers: 6 }).layerTypes.map(({ rope }) => rope);
