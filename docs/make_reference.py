@@ -74,10 +74,11 @@ def prompt_ids(args, config):
 
 
 def load(args, config):
-    """Eager attention: others leave out Gemma 2's soft cap."""
+    """Eager attention: others leave out Gemma 2's soft cap. Experts one by one: other kernels take whole 16 bytes only."""
     auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     return auto.from_pretrained(
-        args.model, dtype=torch.bfloat16, attn_implementation="eager", trust_remote_code=args.trust_remote_code
+        args.model, dtype=torch.bfloat16, attn_implementation="eager", experts_implementation="eager",
+        trust_remote_code=args.trust_remote_code,
     ).eval()
 
 

@@ -1,4 +1,5 @@
 import { UserError } from "../base/errors.ts";
+import { quote } from "../base/quote.ts";
 
 /** What every family's configuration tells the rest of the program. */
 export interface ModelConfig {
@@ -30,6 +31,13 @@ export type StoredQuantization = "nf4" | "fp4" | "int8";
 export function readQuantization(json: Readonly<Record<string, unknown>>): StoredQuantization | undefined {
   const config = json["quantization_config"];
   if (config === undefined || config === null) return undefined;
+  if (Object(config) !== config || Array.isArray(config)) {
+    throw new UserError(
+      "bad_model",
+      `config.json: "quantization_config" is ${quote(config)}, and it can be an object`,
+      "use the config.json that belongs to the weights",
+    );
+  }
   const { quant_method, load_in_4bit, load_in_8bit, bnb_4bit_quant_type = "fp4" } = config as Record<string, unknown>;
   const refuse = (problem: string) =>
     new UserError(
@@ -39,15 +47,16 @@ export function readQuantization(json: Readonly<Record<string, unknown>>): Store
     );
   if (quant_method === "fp8") {
     // Values of ordinary weights: they are converted as F32 ones are. What activations would be rounded to is not done.
-    const block = JSON.stringify((config as Record<string, unknown>)["weight_block_size"]);
-    if (block === "[128,128]") return undefined;
-    throw refuse(`has the quant_method "fp8" with a weight_block_size of ${block}`);
+    const { weight_block_size: block = [128, 128] } = config as Record<string, unknown>;
+    if (JSON.stringify(block) === "[128,128]") return undefined;
+    throw refuse(`has the quant_method "fp8" with a weight_block_size of ${quote(block)}`);
   }
-  if (quant_method !== "bitsandbytes") throw refuse(`has the quant_method ${JSON.stringify(quant_method)}`);
+  if (quant_method === undefined) throw refuse("has no quant_method");
+  if (quant_method !== "bitsandbytes") throw refuse(`has the quant_method ${quote(quant_method)}`);
   if (load_in_8bit === true) return "int8";
   if (load_in_4bit !== true) throw refuse("says neither load_in_4bit nor load_in_8bit");
   if (bnb_4bit_quant_type === "nf4" || bnb_4bit_quant_type === "fp4") return bnb_4bit_quant_type;
-  throw refuse(`has the bnb_4bit_quant_type ${JSON.stringify(bnb_4bit_quant_type)}`);
+  throw refuse(`has the bnb_4bit_quant_type ${quote(bnb_4bit_quant_type)}`);
 }
 
 /** Reads typed keys out of a config.json. A missing key takes the family's own default; a wrong one is refused by name. */
@@ -190,7 +199,7 @@ export class ConfigReader {
     if (!fits(value)) {
       throw new UserError(
         "bad_model",
-        `${this.file}: "${key}" is ${JSON.stringify(value)}, and it must be ${expected}`,
+        `${this.file}: "${key}" is ${quote(value)}, and it must be ${expected}`,
         "use the config.json that belongs to the model",
       );
     }

@@ -111,18 +111,26 @@ export const allLayers = (layers: number, type: LayerType): LayerType[] => Array
 
 /**
  * `layer_types`, or what the family does where the file does not say: whether each layer sees only a window.
- * @throws UserError `unsupported_model` for a type of layer that is not known, by name.
+ * @throws UserError `unsupported_model` for a type of layer that is not known, by name, and for one that slides where the
+ * file has no `window`.
  */
 export function readSliding(
   json: ConfigReader,
   layers: number,
+  window: number | undefined,
   slidesByDefault: (layer: number) => boolean,
 ): boolean[] {
   const types = json.optionalTexts("layer_types", layers);
   return Array.from({ length: layers }, (_, layer) => {
     const type = types?.[layer];
     if (type === undefined) return slidesByDefault(layer);
-    if (type === "sliding_attention") return true;
+    if (type === "sliding_attention" && window !== undefined) return true;
+    if (type === "sliding_attention") {
+      throw json.refuse(
+        `layer ${layer} is of the type "sliding_attention", and there is no window: sliding_window is null, or use_sliding_window is not true`,
+        "use the config.json that belongs to the weights",
+      );
+    }
     if (type === "full_attention") return false;
     throw json.refuse(
       `layer ${layer} is of the type "${type}", which meshnet does not know`,

@@ -46,7 +46,7 @@ export const gemma2 = defineFamily({
       qkNorm: false,
       fused: false,
       ...withRopes({ all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) }),
-      layerTypes: readSliding(json, shape.layers, (layer) => layer % 2 === 0).map((slides) => ({
+      layerTypes: readSliding(json, shape.layers, window, (layer) => layer % 2 === 0).map((slides) => ({
         rope: "all",
         window: slides ? window : undefined,
       })),

@@ -58,7 +58,7 @@ function readText(json: ConfigReader): DecoderConfig {
     qkNorm: true,
     fused: false,
     ...withRopes(readRopes(json, shape)),
-    layerTypes: readSliding(json, shape.layers, (layer) => (layer + 1) % pattern !== 0).map((slides) =>
+    layerTypes: readSliding(json, shape.layers, window, (layer) => (layer + 1) % pattern !== 0).map((slides) =>
       slides ? { rope: "sliding", window } : { rope: "full" },
     ),
   };

@@ -51,6 +51,7 @@ export const gptNeox = defineFamily({
       maxPositions,
       theta: json.positive("rotary_emb_base", 1e4),
       partial: json.positive("rotary_pct", 0.25),
+      trained: json.optionalCount("original_max_position_embeddings"),
       partialByDefault: true,
     });
     return {

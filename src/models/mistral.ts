@@ -52,7 +52,7 @@ function readMistral(json: ConfigReader): DecoderConfig {
     qkNorm: false,
     fused: false,
     ...withRopes({ all: readRope(ropeParameters(json), { ...shape, ...ropeKeys(json) }) }),
-    layerTypes: readSliding(json, shape.layers, () => true).map((slides) => ({
+    layerTypes: readSliding(json, shape.layers, window, () => true).map((slides) => ({
       rope: "all",
       window: slides ? window : undefined,
     })),

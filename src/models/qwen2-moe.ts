@@ -64,7 +64,7 @@ function windows(json: ConfigReader, layers: number): LayerType[] {
   const isUsed = json.flag("use_sliding_window", false);
   const window = isUsed ? json.countUnlessNull("sliding_window", 4096) : undefined;
   const end = json.wholeNumber("max_window_layers", 28);
-  const sliding = readSliding(json, layers, (layer) => layer % 2 === 0 && layer < end);
+  const sliding = readSliding(json, layers, window, (layer) => layer % 2 === 0 && layer < end);
   return sliding.map((slides) => ({ rope: "all", window: slides ? window : undefined }));
 }
 

@@ -52,6 +52,6 @@ export function qwenLayers(json: ConfigReader, layers: number): LayerType[] {
   const used = json.flag("use_sliding_window", false);
   const window = used ? json.countUnlessNull("sliding_window", 4096) : undefined;
   const first = json.wholeNumber("max_window_layers", 28);
-  const sliding = readSliding(json, layers, (layer) => window !== undefined && layer >= first);
+  const sliding = readSliding(json, layers, window, (layer) => window !== undefined && layer >= first);
   return sliding.map((slides) => ({ rope: "all", window: slides ? window : undefined }));
 }

@@ -51,7 +51,7 @@ export interface RopeFacts {
   partial?: number;
   /** Whether the share counts for the type `default` too; in most families it does not. */
   partialByDefault?: boolean;
-  /** Positions of the original training, where the family keeps them elsewhere than in the parameters. */
+  /** Positions of the original training, where they stand elsewhere than in the parameters: then these count. */
   trained?: number;
   /** Other names of types. */
   aliases?: Readonly<Record<string, RopeType>>;
@@ -66,9 +66,10 @@ export function ropeParameters(json: ConfigReader): ConfigReader {
 }
 
 /** What stands beside the parameters in older files. */
-export const ropeKeys = (json: ConfigReader, theta = 1e4): Pick<RopeFacts, "theta" | "partial"> => ({
+export const ropeKeys = (json: ConfigReader, theta = 1e4): Pick<RopeFacts, "theta" | "partial" | "trained"> => ({
   theta: json.positive("rope_theta", theta),
   partial: json.positive("partial_rotary_factor", 1),
+  trained: json.optionalCount("original_max_position_embeddings"),
 });
 
 /** @throws UserError `unsupported_model` for a type that is not known, by name. */

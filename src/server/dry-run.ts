@@ -1,6 +1,8 @@
 import { UserError } from "../base/errors.ts";
 import { silentLogger } from "../base/log.ts";
+import { isHead } from "../base/span.ts";
 import { openDevice } from "../gpu/device.ts";
+import { loadTokenizer } from "../tokenizer/tokenizer.ts";
 import { memoryPlan } from "../weights/memory-plan.ts";
 import {
   describeFree,
@@ -12,6 +14,7 @@ import {
   shortageOf,
   waysOut,
 } from "./fit.ts";
+import { loadTextModel } from "./openai/text-model.ts";
 import { type NodeConfig, type NodePlan, planNode, type Surroundings } from "./plan-node.ts";
 
 /** What a node would do, and whether it could. */
@@ -32,6 +35,7 @@ export interface DryRun {
  */
 export async function dryRun(config: NodeConfig, surroundings: Surroundings): Promise<DryRun> {
   const plan = await planNode({ ...config, wholeFiles: false }, surroundings);
+  if (isHead(plan.load.options.span)) loadTextModel(plan.snapshot, await loadTokenizer(plan.snapshot.directory));
   const room = await deviceRoom(plan, config);
   const question = fitQuestion(plan, room ?? { ...NO_DEVICE, limitBytes: config.memoryLimit });
   const memory = describeMemory(plan.load, room?.adapter);

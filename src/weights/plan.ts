@@ -222,9 +222,12 @@ function findTensor(
       if (tensor) return tensor;
     }
   }
+  // As this checkpoint would name it.
+  const names = [...checkpoint.tensors.keys()];
+  const prefix = family.prefixes.find((one) => one !== "" && names.some((name) => name.startsWith(one))) ?? "";
   throw new UserError(
     "bad_model",
-    `layers ${formatSpan(span)} need the tensor ${spec.names.join(" or ")}, and no file of the checkpoint has it`,
+    `layers ${formatSpan(span)} need the tensor ${spec.names.map((name) => prefix + name).join(" or ")}, and no file of the checkpoint has it`,
     `use a complete ${family.modelType} checkpoint; looked in ${checkpoint.files.map(({ name }) => name).join(", ")}`,
   );
 }

@@ -95,6 +95,19 @@ describe("which layers see only a window", () => {
     },
   );
 
+  test.each([
+    ["qwen2", {}],
+    ["qwen3", { use_sliding_window: false, sliding_window: 9 }],
+    ["qwen2_moe", {}],
+    ["mistral", { sliding_window: null }],
+    ["gemma2", { sliding_window: null }],
+  ])("of %s with %j cannot be one that has none", (type, keys) => {
+    const layer_types = Array.from({ length: 6 }, () => "sliding_attention");
+    expect(() => windows(type, { layer_types, ...keys })).toThrow(
+      /layer 0 is of the type "sliding_attention".*no window/,
+    );
+  });
+
   test("in Gemma 3 decides which rope turns them", () => {
     const ropes = config("gemma3_text", { num_hidden_layers: 6 }).layerTypes.map(({ rope }) => rope);
     expect(ropes).toEqual(["sliding", "sliding", "sliding", "sliding", "sliding", "full"]);

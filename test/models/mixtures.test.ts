@@ -103,6 +103,16 @@ describe("what would be guessed is refused by name:", () => {
       readQuantization({ quantization_config: { quant_method: "fp8", weight_block_size } });
     expect(of([128, 128])).toBeUndefined();
     expect(() => of([64, 64])).toThrow(/quant_method "fp8" with a weight_block_size of \[64,64\]/);
-    expect(() => of(undefined)).toThrow(/weight_block_size of undefined/);
+    expect(of(undefined)).toBeUndefined(); // transformers' default
+    expect(() => of(null)).toThrow(/weight_block_size of null/); // one factor for all of a weight
+  });
+
+  test.each([
+    ["fp8", /"quantization_config" is "fp8", and it can be an object/],
+    [[4], /"quantization_config" is \[4\], and it can be an object/],
+    [{ bits: 4 }, /quantization_config has no quant_method/],
+    [{ quant_method: "gptq" }, /quantization_config has the quant_method "gptq"/],
+  ])("a quantization that is %j", (quantization_config, message) => {
+    expect(() => readQuantization({ quantization_config })).toThrow(message);
   });
 });

@@ -138,7 +138,7 @@ describe("a model that cannot be used exits with 1 and says which file and why:"
     [
       "an epsilon that cannot be",
       broken("epsilon", setConfig("layer_norm_epsilon", 1e300)),
-      /"layer_norm_epsilon" is 1e\+300/,
+      /"layer_norm_epsilon" is about 1\.000e\+300/,
     ],
     [
       "a config.json that is a pipe",
@@ -231,6 +231,13 @@ test("--help of each command shows its flags and an example, without colours whe
   }
   const { version } = JSON.parse(readFileSync(join(import.meta.dir, "../../package.json"), "utf8"));
   expect(await run(["--version"])).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
+});
+
+test("--dry-run refuses what a node refuses besides the memory: a head without a tokenizer", async () => {
+  const words = ["node", "--model-id", variant("bf16"), "--dry-run"];
+  const { code, stderr } = await run(words);
+  expect({ code, stderr }).toEqual({ code: 1, stderr: expect.stringMatching(/tokenizer/) });
+  expect((await run([...words, "--shard-start", "1"])).code).toBe(0);
 });
 
 test("--dry-run says what would be loaded, and loads nothing", async () => {

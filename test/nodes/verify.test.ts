@@ -146,6 +146,21 @@ describe("meshnet verify", () => {
     expect(problems[0]).toMatch(/^bfloat16: logits of sequence 0 are NaN or infinite: .* overflow in layers 2-3/);
   }, 120_000);
 
+  test("says that there is nothing to compare where no token is likelier than another", async () => {
+    const directory = join(folder.path, "flat");
+    cpSync(TINY, directory, { recursive: true });
+    const path = join(directory, "model.safetensors");
+    const bytes = readFileSync(path);
+    for (const name of ["ln_f.weight", "ln_f.bias"]) {
+      const { begin, end } = readHeader(path).get(name)!;
+      bytes.fill(0, begin, end);
+    }
+    writeFileSync(path, bytes);
+    const { code, stdout } = await verify(directory);
+    expect({ code, stdout }).toEqual({ code: 1, stdout: expect.stringContaining("all logits of a token are equal") });
+    expect(stdout).not.toContain("NaN");
+  }, 60_000);
+
   test("says which encoding a weight has no code in, and compares the others", async () => {
     const { code, stdout } = await verify(withValue("h.2.mlp.c_fc.weight", 70_000), "--json");
     const { problems, encodings } = JSON.parse(stdout) as Verification;

@@ -204,6 +204,11 @@ describe.skipIf(adapter === undefined)(`verify with a reference on ${adapter ?? 
         }),
         /has the same values in short\.fp32\.norm and \.bf16_eager: there is no noise/,
       ],
+      [
+        "runs of two models",
+        () => ({ reference: changedReference((tensors) => void tensors["short.fp32.hidden.2"]!.data.fill(0x3f)) }),
+        /has runs that are not of one model: short\.bf16_eager\.hidden\.2 is \d+ % off short\.fp32\.hidden\.2 \(rms\)/,
+      ],
       ["a text besides", () => ({ text: "/dev/null" }), /--text and --reference are both given/],
       ["a context that it exceeds", () => ({ maxContext: 73 }), /--max-context 73 is less than the 74 tokens/],
     ])("%s", async (_, config, says) => {

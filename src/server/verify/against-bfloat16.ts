@@ -28,6 +28,10 @@ export async function compareWithBfloat16(
   const reference = await run(stages, text, "bfloat16");
   problems.push(...reference.problems);
   if (reference.overflows) return { encodings, problems };
+  if (saysNothing(reference.logits, text.vocabSize)) {
+    problems.push("bfloat16: all logits of a token are equal, for every token: there is nothing to compare with");
+    return { encodings, problems };
+  }
   const { perplexity } = qualityOf(reference.logits, reference.logits, text);
   encodings.push({ ...reference.report, perplexity, quality: null, bounds: null });
 
@@ -46,6 +50,10 @@ export async function compareWithBfloat16(
   }
   return { encodings, problems };
 }
+
+/** Whether no token of the vocabulary is ever likelier than another: a norm of zeros gives that, say. */
+const saysNothing = (logits: readonly Uint16Array[], vocabSize: number): boolean =>
+  logits.every((values) => values.every((value, i) => value === values[i - (i % vocabSize)]));
 
 /** A weight that has no code in an encoding is a finding; anything else keeps verify from running. */
 export function asFinding(error: unknown, encoding: Compared): string {

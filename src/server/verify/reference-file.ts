@@ -23,6 +23,9 @@ export interface ReferencePrompt {
 /** The two runs that are read, by their names in the file. */
 const RUNS = { float32: "fp32", bfloat16: "bf16_eager" } as const;
 
+/** What rounding to bfloat16 costs a model is some hundredths. Runs that are further apart are not of the same weights. */
+const MOST_NOISE = 0.3;
+
 const NORM = "norm";
 const LOGITS = "logits";
 
@@ -71,6 +74,12 @@ export class Reference implements Disposable {
     const [float32, bfloat16] = [RUNS.float32, RUNS.bfloat16].map((run) => this.#floats(`${prompt}.${run}.${what}`));
     if (float32!.every((value, i) => value === bfloat16![i])) {
       throw this.#unfit(`has the same values in ${prompt}.fp32.${what} and .bf16_eager: there is no noise to judge by`);
+    }
+    const noise = relativeDistance(bfloat16!, float32!);
+    if (noise > MOST_NOISE) {
+      throw this.#unfit(
+        `has runs that are not of one model: ${prompt}.bf16_eager.${what} is ${percent(noise)} off ${prompt}.fp32.${what} (rms), and rounding costs ${percent(MOST_NOISE)} at most`,
+      );
     }
     return { float32: float32!, bfloat16: bfloat16! };
   }
@@ -127,6 +136,18 @@ export class Reference implements Disposable {
     return unfit(`${this.path} ${problem}`);
   }
 }
+
+/** The rms distance over the rms of `from`. */
+function relativeDistance(values: Float32Array, from: Float32Array): number {
+  let [distance, size] = [0, 0];
+  for (let i = 0; i < from.length; i++) {
+    distance += (values[i]! - from[i]!) ** 2;
+    size += from[i]! ** 2;
+  }
+  return Math.sqrt(distance / size);
+}
+
+const percent = (share: number): string => `${Math.round(100 * Math.min(share, 10))} %`;
 
 const whatOf = (layer: number | "logits", layers: number): string =>
   layer === "logits" ? LOGITS : layer === layers - 1 ? NORM : `hidden.${layer + 1}`;
