@@ -1,8 +1,11 @@
 import decodeSource from "../../shaders/attention_decode.wgsl" with { type: "text" };
+import lanesSource from "../../shaders/attention_lanes.wgsl" with { type: "text" };
 import mergeSource from "../../shaders/attention_merge.wgsl" with { type: "text" };
 import prefillSource from "../../shaders/attention_prefill.wgsl" with { type: "text" };
 import operands from "../../shaders/lib/attention.wgsl" with { type: "text" };
 import bf16 from "../../shaders/lib/bf16.wgsl" with { type: "text" };
+import byEight from "../../shaders/lib/chunk_lanes8.wgsl" with { type: "text" };
+import alone from "../../shaders/lib/chunk_plain.wgsl" with { type: "text" };
 import softcap from "../../shaders/lib/softcap.wgsl" with { type: "text" };
 import queries from "../../shaders/lib/queries.wgsl" with { type: "text" };
 import { ceilDiv } from "../base/bytes.ts";
@@ -45,6 +48,20 @@ export const attentionPrefill = defineKernel({
   /** `parts`: of QUERIES each, in which a run of the most queries is taken. */
   workgroups: ({ runs, heads, parts }: { runs: number; heads: number; parts: number }) => [runs, heads, parts],
 });
+
+const lanes = (chunk: string) =>
+  defineKernel({
+    name: "attention_lanes",
+    source: [chunk, bf16, softcap, queries, operands, lanesSource],
+    bindings: { queries: "read", qkv: "read", keys: "read", values: "read", pages: "read", y: "read_write" },
+    constants: [...OPERANDS, "STRIDE_OUT"],
+    params: { first_run: "u32" },
+    /** `most`: queries of a run. */
+    workgroups: ({ runs, heads, most }: { runs: number; heads: number; most: number }) => [most, runs, heads],
+  });
+
+/** For subgroups of eight lanes or more, and for all others. */
+export const attentionLanes = { lanes8: lanes(byEight), plain: lanes(alone) };
 
 export const attentionDecode = defineKernel({
   name: "attention_decode",

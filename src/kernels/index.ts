@@ -3,6 +3,7 @@ export { add } from "./add.ts";
 export { argmax, NOT_A_TOKEN } from "./argmax.ts";
 export {
   attentionDecode,
+  attentionLanes,
   attentionMerge,
   attentionPrefill,
   PAGE_TOKENS,

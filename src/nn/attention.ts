@@ -1,6 +1,7 @@
 import { strideOf, type Tensor } from "../gpu/tensor.ts";
 import {
   attentionDecode,
+  attentionLanes,
   attentionMerge,
   attentionPrefill,
   chunksOf,
@@ -118,6 +119,13 @@ export function runAttention(
 ): void {
   const { queries, pages, runs, singles } = pass.attention;
   const cache = { queries, pages, ...operands };
+  if ("lanes" in pipelines) {
+    const of = (runs: number, most: number) => ({ runs, heads: shape.heads, most });
+    pass.commands.dispatch(pipelines.lanes, { ...cache, y }, { first_run: 0 }, of(singles, 1));
+    const rest = of(runs - singles, PREFILL_QUERIES);
+    pass.commands.dispatch(pipelines.lanes, { ...cache, y }, { first_run: singles }, rest);
+    return;
+  }
   if (singles > 0) runSingles(pass, pipelines, shape, cache, y);
   const rest = { runs: runs - singles, heads: shape.heads, parts: pipelines.parts };
   pass.commands.dispatch(pipelines.prefill, { ...cache, y }, { first_run: singles }, rest);
@@ -125,7 +133,7 @@ export function runAttention(
 
 function runSingles(
   pass: Pass,
-  pipelines: AttentionPipelines,
+  pipelines: GpuPipelines,
   { heads, headDim }: { heads: number; headDim: number },
   cache: Record<"queries" | "qkv" | "keys" | "values" | "pages", Tensor>,
   y: Tensor,
@@ -165,32 +173,45 @@ interface AttentionShape extends Pick<AttentionSpec, "heads" | "kvHeads" | "head
   queries: HeadColumns;
 }
 
-export type AttentionPipelines = Awaited<ReturnType<typeof attentionPipelines>>;
+/** One kernel on a device that is a CPU, three on others. All give the same bits. */
+export type AttentionPipelines = { readonly lanes: Awaited<ReturnType<typeof lanesPipeline>> } | GpuPipelines;
+type GpuPipelines = Awaited<ReturnType<typeof gpuPipelines>>;
 
-export async function attentionPipelines(
-  { heads, kvHeads, headDim, columns, queries, scale, window = 0, softcap = 0 }: AttentionShape,
-  { pipelines, device }: BuildContext,
-) {
+export async function attentionPipelines(shape: AttentionShape, context: BuildContext): Promise<AttentionPipelines> {
+  if (context.device.info.isSoftware) return { lanes: await lanesPipeline(shape, context) };
+  return gpuPipelines(shape, context);
+}
+
+const lanesPipeline = (shape: AttentionShape, { pipelines, device }: BuildContext) =>
+  pipelines.compile(attentionLanes[device.info.subgroupMinSize >= 8 ? "lanes8" : "plain"], {
+    ...operandsOf(shape),
+    STRIDE_OUT: strideOf(shape.heads * shape.headDim, "f32"),
+  });
+
+const operandsOf = ({ heads, kvHeads, headDim, columns, queries, scale, window = 0, softcap = 0 }: AttentionShape) => ({
+  HEAD_DIM: headDim,
+  HEADS: heads,
+  KV_HEADS: kvHeads,
+  STRIDE: strideOf(columns, "f32"),
+  HEAD_STRIDE: queries.headStride,
+  SCALE: scale,
+  SOFTCAP: softcap,
+  WINDOW: window,
+});
+
+async function gpuPipelines(shape: AttentionShape, { pipelines, device }: BuildContext) {
+  const { heads, headDim, window = 0 } = shape;
   const strideOut = strideOf(heads * headDim, "f32");
-  const shape = {
-    HEAD_DIM: headDim,
-    HEADS: heads,
-    KV_HEADS: kvHeads,
-    STRIDE: strideOf(columns, "f32"),
-    HEAD_STRIDE: queries.headStride,
-    SCALE: scale,
-    SOFTCAP: softcap,
-    WINDOW: window,
-  };
+  const operands = operandsOf(shape);
   const prefill = prefillShape(headDim, device.limits.maxComputeWorkgroupStorageSize, PREFILL_QUERIES);
   return {
     parts: PREFILL_QUERIES / prefill.QUERIES,
     prefill: await pipelines.compile(attentionPrefill, {
-      ...shape,
+      ...operands,
       ...prefill,
       STRIDE_OUT: strideOut,
     }),
-    decode: await pipelines.compile(attentionDecode, shape),
+    decode: await pipelines.compile(attentionDecode, operands),
     merge: await pipelines.compile(attentionMerge, {
       HEAD_DIM: headDim,
       HEADS: heads,

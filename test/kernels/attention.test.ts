@@ -2,6 +2,7 @@ import { afterAll, afterEach, beforeAll, describe, test } from "bun:test";
 import { strideOf } from "../../src/gpu/tensor.ts";
 import {
   attentionDecode,
+  attentionLanes,
   attentionMerge,
   attentionPrefill,
   chunksOf,
@@ -92,6 +93,11 @@ describeOnDevices("attention", ({ open }) => {
       expectSame(await call.prefill(SINGLE_QUERIES), prefilled);
       expectSame(await call.prefill(UNEVEN_RUNS), prefilled);
       expectSame(await call.decode(), prefilled);
+      for (const sharing of ["lanes8", "plain"] as const) {
+        if (sharing === "lanes8" && bench.device.info.subgroupMinSize < 8) continue;
+        expectSame(await call.byLanes(RUNS_OF_8, sharing), prefilled);
+        expectSame(await call.byLanes(SINGLE_QUERIES, sharing), prefilled);
+      }
     }, 30_000);
 
     test("does not let one sequence see another", async () => {
@@ -103,6 +109,7 @@ describeOnDevices("attention", ({ open }) => {
         const rows = together.slice(first, first + tokensOf([sequences[index]!]));
         expectSame(await alone.prefill(RUNS_OF_8), rows);
         expectSame(await alone.decode(), rows);
+        expectSame(await alone.byLanes(UNEVEN_RUNS), rows);
       }
     });
 
@@ -123,6 +130,7 @@ describeOnDevices("attention", ({ open }) => {
       const expected = expectedOf(shape, sequences);
       expectSame(await call.prefill(RUNS_OF_8), expected);
       expectSame(await call.decode(), expected);
+      expectSame(await call.byLanes(RUNS_OF_8), expected);
     });
   });
 });
@@ -283,6 +291,16 @@ class Call {
     const parts = MOST_QUERIES / part.QUERIES;
     const bindings = { ...this.#operands, queries: this.bench.input(runs, "u32"), y };
     await this.bench.run(attentionPrefill, constants, bindings, { first_run: 0 }, { runs: runs.length, heads, parts });
+    return this.bench.read(y);
+  }
+
+  async byLanes(cut: Cut, sharing: keyof typeof attentionLanes = "plain"): Promise<Matrix> {
+    const y = this.#output();
+    const runs = this.#cut(cut);
+    const constants = { ...this.#constants, STRIDE_OUT: y.stride };
+    const bindings = { ...this.#operands, queries: this.bench.input(runs, "u32"), y };
+    const dims = { runs: runs.length, heads: this.shape.heads, most: MOST_QUERIES };
+    await this.bench.run(attentionLanes[sharing], constants, bindings, { first_run: 0 }, dims);
     return this.bench.read(y);
   }
 

@@ -47,6 +47,17 @@ const CONSTANTS: Record<string, Record<string, number>> = {
     HEAD_WORDS: 32,
     SLICE_WORDS: 20,
   },
+  attention_lanes: {
+    HEAD_DIM: 63,
+    HEADS: 12,
+    KV_HEADS: 12,
+    STRIDE: 2304,
+    HEAD_STRIDE: 63,
+    SCALE: 0.125,
+    SOFTCAP: 50,
+    WINDOW: 100,
+    STRIDE_OUT: 768,
+  },
   attention_decode: {
     HEAD_DIM: 63,
     HEADS: 12,

@@ -1,6 +1,7 @@
 import { strideOf } from "../../gpu/tensor.ts";
 import {
   attentionDecode,
+  attentionLanes,
   attentionMerge,
   attentionPrefill,
   chunksOf,
@@ -16,7 +17,7 @@ import { kvWrite as kvReference } from "../../kernels/reference/kv-write.ts";
 import { type Matrix, matrixOf } from "../../kernels/reference/matrix.ts";
 import type { Bench } from "./bench.ts";
 import { Sampler } from "./sampler.ts";
-import { type SelfTest, selfTest, type Verdict } from "./self-test.ts";
+import { bySharing, type SelfTest, selfTest, type Verdict } from "./self-test.ts";
 import { sameAs, within } from "./verdict.ts";
 
 // One sequence of 45 tokens in two pages that lie in the wrong order; the last 13 tokens are in the call. Four heads share
@@ -26,6 +27,11 @@ const TOKENS = 45;
 const BEGIN = 32;
 const PAGES = [1, 0];
 const MOST_QUERIES = 8;
+/** First token, queries, first position, first page. */
+const RUNS = [
+  [0, 8, BEGIN, 0],
+  [8, 5, BEGIN + 8, 0],
+];
 const SCALE = 1 / Math.sqrt(SHAPE.headDim);
 const COLUMNS = (SHAPE.heads + 2 * SHAPE.kvHeads) * SHAPE.headDim;
 const WORDS = SHAPE.kvHeads * Math.ceil(SHAPE.headDim / 2);
@@ -60,15 +66,26 @@ export const ATTENTION_TESTS: readonly SelfTest[] = [
     const call = prepare(bench);
     const part = prefillShape(SHAPE.headDim, bench.device.limits.maxComputeWorkgroupStorageSize, MOST_QUERIES);
     const y = bench.output(TOKENS - BEGIN, SHAPE.heads * SHAPE.headDim);
-    const runs = [
-      [0, 8, BEGIN, 0],
-      [8, 5, BEGIN + 8, 0],
-    ];
-    const bindings = { ...call.operands, queries: bench.input(runs, "u32"), y };
-    const dims = { runs: runs.length, heads: SHAPE.heads, parts: MOST_QUERIES / part.QUERIES };
+    const bindings = { ...call.operands, queries: bench.input(RUNS, "u32"), y };
+    const dims = { runs: RUNS.length, heads: SHAPE.heads, parts: MOST_QUERIES / part.QUERIES };
     await bench.run(kernel, { ...CONSTANTS, ...part, STRIDE_OUT: y.stride }, bindings, { first_run: 0 }, dims);
     return within(await bench.read(y), call.expected, CLOSE);
   }),
+
+  ...(["lanes8", "plain"] as const).map((sharing) =>
+    selfTest(
+      attentionLanes[sharing],
+      async (bench, kernel) => {
+        const call = prepare(bench);
+        const y = bench.output(TOKENS - BEGIN, SHAPE.heads * SHAPE.headDim);
+        const bindings = { ...call.operands, queries: bench.input(RUNS, "u32"), y };
+        const dims = { runs: RUNS.length, heads: SHAPE.heads, most: MOST_QUERIES };
+        await bench.run(kernel, { ...CONSTANTS, STRIDE_OUT: y.stride }, bindings, { first_run: 0 }, dims);
+        return within(await bench.read(y), call.expected, CLOSE);
+      },
+      bySharing(sharing),
+    ),
+  ),
 
   selfTest(attentionDecode, (bench, kernel) => decode(bench, kernel, attentionMerge)),
   selfTest(attentionMerge, (bench, kernel) => decode(bench, attentionDecode, kernel)),

@@ -24,9 +24,9 @@ import {
 import { matrixOf } from "../../kernels/reference/matrix.ts";
 import type { Bench, Row } from "./bench.ts";
 import { Sampler } from "./sampler.ts";
-import { type SelfTest, selfTest } from "./self-test.ts";
+import { bySharing, type SelfTest, selfTest } from "./self-test.ts";
 import { sameAs, within } from "./verdict.ts";
-import { bySharing, encoded, ENCODED, ENCODINGS, SHARINGS } from "./weights.ts";
+import { encoded, ENCODED, ENCODINGS, SHARINGS } from "./weights.ts";
 
 // A mixture of six experts, of which each of 23 tokens takes two. Some are equal, and some nobody takes.
 const TOKENS = 23;

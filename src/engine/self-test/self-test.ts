@@ -1,5 +1,6 @@
 import type { Device } from "../../gpu/device.ts";
 import type { Kernel } from "../../gpu/kernel.ts";
+import { type Sharing, SUBGROUP_LANES } from "../../kernels/index.ts";
 import type { Bench } from "./bench.ts";
 
 export type AnyKernel = Kernel<string, string, string, never>;
@@ -30,3 +31,12 @@ export function selfTest<K extends AnyKernel>(
     run: (bench, other) => run(bench, (other as K | undefined) ?? kernel),
   };
 }
+
+/** Of a kernel whose lanes share loads: which variant, and what it needs. */
+export const bySharing = (variant: Sharing) => ({
+  variant,
+  missing: ({ info }: Device) =>
+    info.subgroupMinSize < SUBGROUP_LANES[variant]
+      ? `this device has no subgroups of ${SUBGROUP_LANES[variant]} lanes`
+      : undefined,
+});

@@ -1,4 +1,3 @@
-import type { Device } from "../../gpu/device.ts";
 import type { Kernel } from "../../gpu/kernel.ts";
 import { strideOf } from "../../gpu/tensor.ts";
 import {
@@ -28,7 +27,7 @@ import {
 } from "../../kernels/reference/quantize.ts";
 import type { Bench } from "./bench.ts";
 import { Sampler } from "./sampler.ts";
-import { type SelfTest, selfTest } from "./self-test.ts";
+import { bySharing, type SelfTest, selfTest } from "./self-test.ts";
 import { sameAs } from "./verdict.ts";
 
 // A weight [37, 75]: rows end in the middle of a load of eight, blocks of 64 begin anywhere. 33 rows of x: a tile and one.
@@ -42,14 +41,6 @@ export const ENCODINGS: readonly Encoding[] = ["bf16", "int8", "nf4", "fp4"];
 export const ENCODED = { rows: OUTPUTS, columns: COLUMNS, stride: STRIDE } as const;
 
 export const SHARINGS = Object.keys(SUBGROUP_LANES) as Sharing[];
-
-export const bySharing = (variant: Sharing) => ({
-  variant,
-  missing: ({ info }: Device) =>
-    info.subgroupMinSize < SUBGROUP_LANES[variant]
-      ? `this device has no subgroups of ${SUBGROUP_LANES[variant]} lanes`
-      : undefined,
-});
 
 const weightOf = (): number[][] => new Sampler(20).bf16(OUTPUTS, COLUMNS, 0.05);
 
