@@ -1,12 +1,10 @@
-/** A pass that reads prompts beside conversations takes up to this many times one of conversations alone. */
-const MOST_SLOWDOWN = 2.5;
+/**
+ * A pass that reads prompts beside conversations takes up to this many times one of conversations alone, by what is known of
+ * both. Nobody shall wait three times as long; the rest is room for what is known badly.
+ */
+const MOST_SLOWDOWN = 2.25;
 /** Prompt tokens of such a pass while nothing has been measured. */
 const FIRST_TOKENS = 16;
-/**
- * And in any case. On a CPU each further pair of rows costs nearly as much as the first, so few must do: with one
- * conversation these make two pairs.
- */
-const LEAST_TOKENS = 3;
 /**
  * A pass cannot be called back: whoever hangs up, has a deadline or stops the node waits for its end. On a device that
  * computes on the CPU 512 tokens may take minutes.
@@ -23,13 +21,18 @@ const NEWEST = 0.3;
  */
 export class Pace {
   readonly #now: () => number;
+  readonly #rowStep: number;
   #conversationMs: number | undefined;
   #promptTokenMs: number | undefined;
   #lastConversationAt = -Infinity;
 
-  /** `now`: milliseconds of any clock that only goes forward. */
-  constructor(now: () => number) {
+  /**
+   * `now`: milliseconds of any clock that only goes forward. `rowStep`: rows that the device takes together, so that each
+   * of them costs as much as all; a pass is filled up to a multiple of it, and has one prompt token at least.
+   */
+  constructor(now: () => number, rowStep = 1) {
     this.#now = now;
+    this.#rowStep = rowStep;
   }
 
   /** What a pass took that had so many single tokens of conversations, and so many tokens of prompts. */
@@ -50,7 +53,9 @@ export class Pace {
     if (this.#promptTokenMs === undefined) return FIRST_TOKENS;
     if (!isQuiet && this.#conversationMs === undefined) return FIRST_TOKENS;
     const spareMs = isQuiet ? MOST_PASS_MS : Math.min((MOST_SLOWDOWN - 1) * this.#conversationMs!, MOST_PASS_MS);
-    return Math.max(LEAST_TOKENS, Math.floor(spareMs / this.#promptTokenMs));
+    const tokens = Math.floor(spareMs / this.#promptTokenMs);
+    const least = this.#rowStep - (singles % this.#rowStep);
+    return Math.max(least, tokens - ((singles + tokens) % this.#rowStep));
   }
 }
 

@@ -33,6 +33,8 @@ export interface SchedulerOptions {
   readonly maxRows: number;
   /** Exact LLM.int8() looks at all tokens of a pass together: only those of one call may meet in it. */
   readonly oneCallPerPass?: boolean;
+  /** Rows that the device takes together. Default: 1. */
+  readonly rowStep?: number;
   readonly now?: () => number;
 }
 
@@ -62,7 +64,7 @@ export class Scheduler {
   constructor(options: SchedulerOptions) {
     this.#options = options;
     this.#now = options.now ?? (() => performance.now());
-    this.#pace = new Pace(this.#now);
+    this.#pace = new Pace(this.#now, options.rowStep);
   }
 
   /** Steps that run or wait. */

@@ -4,7 +4,7 @@ import { isHead } from "../base/span.ts";
 import type { Commands } from "../gpu/commands.ts";
 import type { Tensor, TensorStore } from "../gpu/tensor.ts";
 import type { Model } from "../models/index.ts";
-import { PAGE_TOKENS } from "../nn/index.ts";
+import { PAGE_TOKENS, rowStepOf } from "../nn/index.ts";
 import { isDrawn } from "../protocol/sampling.ts";
 import { bf16ArrayToF32 } from "../quant/bf16.ts";
 import { MAX_ROWS } from "../weights/plan.ts";
@@ -64,6 +64,7 @@ export class GpuStage implements Stage {
       run: (slices) => this.#run(slices),
       passTokens: plan.maxTokens,
       maxRows: MAX_ROWS,
+      rowStep: rowStepOf(source.device),
       oneCallPerPass: plan.options.int8Activations,
     });
   }

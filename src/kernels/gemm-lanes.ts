@@ -6,7 +6,7 @@ import { forEachEncoding, WEIGHT_LIBRARIES, withWeight } from "./encoding.ts";
 import { forEachSharing, LANES } from "./lanes.ts";
 
 /** Rows that one workgroup makes. */
-const ROWS = 4;
+export const GEMM_LANES_ROWS = 4;
 
 export const gemmLanes = forEachSharing((block) =>
   forEachEncoding((encoding) =>
@@ -20,7 +20,7 @@ export const gemmLanes = forEachSharing((block) =>
       params: { rows: "u32", outputs: "u32", first_output: "u32" },
       workgroups: ({ rows, outputs }: { rows: number; outputs: number }) => [
         ceilDiv(outputs, LANES),
-        ceilDiv(rows, ROWS),
+        ceilDiv(rows, GEMM_LANES_ROWS),
         1,
       ],
     }),

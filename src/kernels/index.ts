@@ -31,7 +31,7 @@ export {
 } from "./experts.ts";
 export { gatherRows } from "./gather-rows.ts";
 export { gemm } from "./gemm.ts";
-export { gemmLanes } from "./gemm-lanes.ts";
+export { GEMM_LANES_ROWS, gemmLanes } from "./gemm-lanes.ts";
 export { gemv, GEMV_OUTPUTS } from "./gemv.ts";
 export { gemvLanes } from "./gemv-lanes.ts";
 export { sharingFor, type Sharing, SUBGROUP_LANES } from "./lanes.ts";

@@ -23,7 +23,7 @@ export {
   type WeightSpec,
 } from "./module.ts";
 export type { Activations, AttentionRuns, Pass, Temporaries } from "./pass.ts";
-export { compileProducts } from "./products.ts";
+export { compileProducts, rowStepOf } from "./products.ts";
 export { residual, type Residual } from "./residual.ts";
 export { headNorm, type HeadNorm, rmsNorm, type RmsNorm, type RmsNormForm } from "./rms-norm.ts";
 export { rope, type Rope, ropeTable, type RopeTableSpec } from "./rope.ts";

@@ -1,11 +1,23 @@
 import { ceilDiv } from "../base/bytes.ts";
 import type { Device } from "../gpu/device.ts";
 import type { Pipeline, PipelineCache } from "../gpu/kernel.ts";
-import { type Encoding, gemm, gemmLanes, gemv, GEMV_OUTPUTS, gemvLanes, sharingFor } from "../kernels/index.ts";
+import {
+  type Encoding,
+  gemm,
+  GEMM_LANES_ROWS,
+  gemmLanes,
+  gemv,
+  GEMV_OUTPUTS,
+  gemvLanes,
+  sharingFor,
+} from "../kernels/index.ts";
 import { GEMV_ROWS } from "./linear-spec.ts";
 
 /** On a device that is a CPU three rows cost less with `gemm_lanes`, which takes four at a time, than one by one. */
 const LANES_ROWS = 2;
+
+/** Rows that a device takes together: each group of so many costs the same, however full it is. A GPU has room for all. */
+export const rowStepOf = ({ info }: Device): number => (info.isSoftware ? GEMM_LANES_ROWS : 1);
 
 type Product = Pipeline<
   "weight" | "scales" | "x" | "bias" | "y",

@@ -245,14 +245,25 @@ describe("the pace", () => {
     pace.observe(0, 16, 16 * 200);
     expect(pace.promptTokens(0)).toBe(20);
     pace.observe(0, 20, 20 * 60_000);
-    expect(pace.promptTokens(0)).toBe(3);
+    expect(pace.promptTokens(0)).toBe(1);
   });
 
-  test("allows as many prompt tokens as make a pass two and a half times as long", () => {
+  test("allows as many prompt tokens as make a pass two and a quarter times as long", () => {
     const pace = new Pace(() => 0);
     pace.observe(1, 0, 100);
     pace.observe(0, 100, 1000);
-    expect(pace.promptTokens(1)).toBe(15);
+    expect(pace.promptTokens(1)).toBe(12);
+  });
+
+  test("fills a pass up to as many rows as the device takes together, and begins no further group", () => {
+    const pace = new Pace(() => 0, 4);
+    pace.observe(1, 0, 100);
+    pace.observe(1, 3, 220);
+    expect([0, 1, 2, 3, 4, 5].map((singles) => pace.promptTokens(singles))).toEqual([4, 3, 2, 1, 4, 3]);
+    const fast = new Pace(() => 0, 4);
+    fast.observe(1, 0, 100);
+    fast.observe(0, 100, 1000);
+    expect([0, 1, 2, 3, 4].map((singles) => fast.promptTokens(singles))).toEqual([12, 11, 10, 9, 12]);
   });
 
   test("is still careful a moment after the last word", () => {
@@ -261,7 +272,7 @@ describe("the pace", () => {
     pace.observe(1, 0, 100);
     pace.observe(0, 100, 1000);
     now = 1_500;
-    expect(pace.promptTokens(0)).toBe(15);
+    expect(pace.promptTokens(0)).toBe(12);
     now = 2_500;
     expect(pace.promptTokens(0)).toBe(400);
   });
