@@ -172,7 +172,7 @@ function announce(info: DeviceInfo, log: Logger): void {
   if (info.bundledDriver)
     log.warn("software_device", {
       device: info.name,
-      cost: "computes on the CPU with the bundled driver, about 4 times slower than Mesa's, itself far slower than a GPU",
+      cost: "computes on the CPU with the bundled driver, about 3 times slower than Mesa's, itself far slower than a GPU",
       remedy: "install your GPU's Vulkan driver, or Mesa 23.1 or newer (Debian, Ubuntu: mesa-vulkan-drivers)",
     });
   else if (info.isSoftware)
