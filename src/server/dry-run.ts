@@ -35,13 +35,13 @@ export interface DryRun {
  */
 export async function dryRun(config: NodeConfig, surroundings: Surroundings): Promise<DryRun> {
   const plan = await planNode({ ...config, wholeFiles: false }, surroundings);
-  if (isHead(plan.load.options.span)) loadTextModel(plan.snapshot, await loadTokenizer(plan.snapshot.directory));
   const room = await deviceRoom(plan, config);
   const question = fitQuestion(plan, room ?? { ...NO_DEVICE, limitBytes: config.memoryLimit });
   const memory = describeMemory(plan.load, room?.adapter);
   const needs = memoryPlan(plan.load, question.room.adapter);
   const shortage = shortageOf(needs, question.room);
   if (!shortage) {
+    if (isHead(plan.load.options.span)) loadTextModel(plan.snapshot, await loadTokenizer(plan.snapshot.directory));
     const there = room ? describeFree(room) : "no device was found here: only --memory-limit was looked at";
     return { plan, memory, verdict: `fits: ${there}`, refusal: undefined };
   }

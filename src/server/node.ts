@@ -63,9 +63,9 @@ export async function startNode(config: NodeConfig, surroundings: Surroundings):
   });
   const failure = Promise.withResolvers<never>();
   failure.promise.catch(() => {}); // whoever runs the node looks at it
+  const first = await claimDevice({ plan, config, log });
   const tokenizer = isHead(span) ? await loadTokenizer(snapshot.directory) : undefined;
   const textModel = tokenizer && loadTextModel(snapshot, tokenizer);
-  const first = await claimDevice({ plan, config, log });
   await fetchWeights(snapshot, plan.fetch, progress);
   const digest = await modelDigest(snapshot, env);
 

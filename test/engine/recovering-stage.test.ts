@@ -198,13 +198,13 @@ describe("a stage that outlives its device", () => {
   });
 
   test("that is stopped meanwhile closes what comes back, and is not lost by its own end", async () => {
-    const gate = Promise.withResolvers<void>();
-    const { stage, opened } = bench(() => gate.promise);
+    const [tried, gate] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+    const { stage, opened } = bench(() => (tried.resolve(), gate.promise));
     opened[0]!.lose();
-    await Bun.sleep(1);
+    await tried.promise;
     stage.destroy();
     gate.resolve();
-    await Bun.sleep(1);
+    while (opened.length === 1 || !opened[1]!.isClosed) await Bun.sleep(0);
     expect(opened.map(({ isClosed }) => isClosed)).toEqual([true, true]);
 
     const quiet = bench();
