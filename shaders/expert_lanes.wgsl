@@ -31,9 +31,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
   let mine = group.x * LANES + lane.index;
   let weight_row = expert * params.outputs + min(mine, params.outputs - 1u);
 
+  let x_at = pair / SHARE * (WEIGHT_STRIDE / 4u);
   var total = 0.0;
   for (var k8 = 0u; k8 < WEIGHT_STRIDE / 8u; k8 += 4u) {
-    total += block_sum(load_block(pair / SHARE, k8, lane), weight_row, k8);
+    total += block_sum(load_block(x_at, k8, lane), weight_row, k8);
   }
 
   if (mine < params.outputs) {

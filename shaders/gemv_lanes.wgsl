@@ -28,9 +28,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
   let mine = group.x * LANES + lane.index;
   let output = min(mine, params.outputs - 1u);
 
+  let x_at = row * (WEIGHT_STRIDE / 4u);
   var total = 0.0;
   for (var k8 = 0u; k8 < WEIGHT_STRIDE / 8u; k8 += 4u) {
-    total += block_sum(load_block(row, k8, lane), output, k8);
+    total += block_sum(load_block(x_at, k8, lane), output, k8);
   }
   if (mine >= params.outputs) {
     return;

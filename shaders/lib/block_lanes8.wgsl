@@ -11,10 +11,13 @@ struct Block {
   mine: vec4<f32>,
 }
 
-// The block from column 8 * column8 on. What lies behind the row's end is any of its numbers.
+// The block from column 8 * column8 on of the row that begins at `row`. What lies behind its end is any of its numbers.
 fn load_block(row: u32, column8: u32, lane: Lane) -> Block {
-  let columns4 = WEIGHT_STRIDE / 4u;
-  return Block(x[row * columns4 + min(column8 * 2u + lane.of_subgroup % 8u, columns4 - 1u)]);
+  let at = column8 * 2u + lane.of_subgroup % 8u;
+  if (WEIGHT_STRIDE % 32u == 0u) {
+    return Block(x[row + at]);
+  }
+  return Block(x[row + min(at, WEIGHT_STRIDE / 4u - 1u)]);
 }
 
 // Its columns, eight by eight. All lanes of a workgroup must come here together.

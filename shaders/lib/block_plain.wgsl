@@ -8,7 +8,7 @@ struct Block {
 }
 
 fn load_block(row: u32, column8: u32, lane: Lane) -> Block {
-  return Block(row * (WEIGHT_STRIDE / 4u) + column8 * 2u);
+  return Block(row + column8 * 2u);
 }
 
 fn first8(block: Block) -> mat2x4<f32> {

@@ -7,6 +7,8 @@ import { forEachSharing, LANES } from "./lanes.ts";
 
 /** Rows that one workgroup makes. */
 export const GEMM_LANES_ROWS = 4;
+/** Outputs that each of its lanes makes. */
+const OUTPUTS = 2;
 
 export const gemmLanes = forEachSharing((block) =>
   forEachEncoding((encoding) =>
@@ -19,7 +21,7 @@ export const gemmLanes = forEachSharing((block) =>
       }),
       params: { rows: "u32", outputs: "u32", first_output: "u32" },
       workgroups: ({ rows, outputs }: { rows: number; outputs: number }) => [
-        ceilDiv(outputs, LANES),
+        ceilDiv(outputs, OUTPUTS * LANES),
         ceilDiv(rows, GEMM_LANES_ROWS),
         1,
       ],

@@ -270,10 +270,11 @@ describe("a number that host and shader share is the same in both:", () => {
   });
 
   test("the lanes and rows of gemm_lanes", () => {
-    const [lanes, rows] = ["LANES", "ROWS"].map((name) => constantOf("gemm_lanes.wgsl", name)) as [number, number];
+    const of = (name: string) => constantOf("gemm_lanes.wgsl", name);
+    const [rows, outputs] = [of("ROWS"), of("LANES") * of("OUTPUTS")];
     const { workgroups } = kernels.gemmLanes.plain.bf16;
-    expect(workgroups({ rows, outputs: lanes + 1 })).toEqual([2, 1, 1]);
-    expect(workgroups({ rows: rows + 1, outputs: lanes })).toEqual([1, 2, 1]);
+    expect(workgroups({ rows, outputs: outputs + 1 })).toEqual([2, 1, 1]);
+    expect(workgroups({ rows: rows + 1, outputs })).toEqual([1, 2, 1]);
   });
 
   test("the tile of gemm", () => {
