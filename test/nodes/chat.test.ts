@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { type Chain, MESHNET, run, spawn, startChain, untilFree } from "../support/meshnet.ts";
 import { TINY } from "../support/oracle.ts";
 import { temporaryFolder } from "../support/safetensors.ts";
-import { writeScriptedModel } from "../support/scripted-model.ts";
+import { writeEndlessModel } from "../support/scripted-model.ts";
 
 /** gpt2-tiny has no chat template: this one is as plain as can be. */
 const TEMPLATE =
@@ -15,8 +15,7 @@ const chatty = join(folder.path, "chatty");
 cpSync(TINY, chatty, { recursive: true });
 writeFileSync(join(chatty, "chat_template.jinja"), TEMPLATE);
 const endless = join(folder.path, "endless");
-writeScriptedModel(endless, "on and on, ", { isEndless: true });
-writeFileSync(join(endless, "chat_template.jinja"), "{{ messages[-1].content[:1] }}"); // one token, however long the chat is
+writeEndlessModel(endless, "on and on, ");
 
 let chain: Chain;
 beforeAll(async () => {

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { NodeProcess, startChain } from "../support/meshnet.ts";
+import { NodeProcess, startChain, takenPages } from "../support/meshnet.ts";
 import { TINY } from "../support/oracle.ts";
 
 const { greedy } = JSON.parse(readFileSync(join(TINY, "oracle.json"), "utf8"));
@@ -54,11 +54,6 @@ class Client {
   end = () => fetch(`${this.head}sessions/${this.session}`, { method: "DELETE" });
 }
 
-const reservedPages = async (url: string): Promise<number> => {
-  const info = (await (await fetch(`${url}info`)).json()) as { cache: { reserved_pages: number } };
-  return info.cache.reserved_pages;
-};
-
 describe("sessions on nodes of the compiled binary", () => {
   test.each([[[4]], [[2, 4]], [[1, 3, 4]]])(
     "write transformers' texts side by side (cut at %j)",
@@ -76,12 +71,11 @@ describe("sessions on nodes of the compiled binary", () => {
         expect({ session, text }).toEqual({ session, text: whole.slice(0, text.length) });
         expect(text.length).toBeGreaterThan(TOKENS);
       }
-      const urls = await Promise.all(chain.nodes.map((node) => node.url));
-      for (const url of urls) expect(await reservedPages(url)).toBe(3 * 3); // 96 tokens in pages of 32
+      expect(await takenPages(chain.nodes)).toEqual(ends.map(() => 3 * 3)); // 96 tokens in pages of 32
       expect((await Promise.all(clients.map((client) => client.end()))).map(({ status }) => status)).toEqual([
         204, 204, 204,
       ]);
-      for (const url of urls) expect(await reservedPages(url)).toBe(0);
+      expect(await takenPages(chain.nodes)).toEqual(ends.map(() => 0));
     },
     120_000,
   );

@@ -5,6 +5,7 @@ import { Chromium, type Page } from "../support/chromium.ts";
 import { type Chain, NodeProcess, startChain } from "../support/meshnet.ts";
 import { TINY } from "../support/oracle.ts";
 import { temporaryFolder } from "../support/safetensors.ts";
+import { writeEndlessModel } from "../support/scripted-model.ts";
 
 /** gpt2-tiny has no chat template: this one is as plain as can be. */
 const TEMPLATE =
@@ -13,6 +14,8 @@ const folder = temporaryFolder();
 const CHATTY = join(folder.path, "chatty");
 cpSync(TINY, CHATTY, { recursive: true });
 writeFileSync(join(CHATTY, "chat_template.jinja"), TEMPLATE);
+const ENDLESS = join(folder.path, "endless");
+writeEndlessModel(ENDLESS, "on and on, ");
 afterAll(() => folder[Symbol.dispose]());
 
 let whyNot = "";
@@ -50,8 +53,8 @@ const isAnswered = (turns: number) =>
   page.until(`document.querySelectorAll('.turn').length === ${turns} && document.querySelector('#stop').hidden`);
 const setField = (id: string, value: string) => page.evaluate(`document.getElementById('${id}').value = '${value}'`);
 
-const openSessions = async (): Promise<number> => {
-  const info = (await (await fetch(`${chain.head}info`)).json()) as { cache: { sessions: number } };
+const openSessions = async (head: string): Promise<number> => {
+  const info = (await (await fetch(`${head}info`)).json()) as { cache: { sessions: number } };
   return info.cache.sessions;
 };
 
@@ -94,8 +97,10 @@ describe.skipIf(!chromium)(`the page of a head, ${inChromium},`, () => {
   });
 
   test("stops an answer at Escape and by the keyboard's way to Stop; the chain is free, and goes on from it", async () => {
+    await using endless = await startChain(ENDLESS, [2, 4]);
+    page = await open(endless.head);
     for (const stop of ["Escape", "button"]) {
-      await setField("max-tokens", "150");
+      await setField("max-tokens", "4000");
       await say("This program is free");
       await page.until(`document.querySelector('${ANSWER}').innerText.length > 10`);
       if (stop === "Escape") await page.press("Escape");
@@ -108,7 +113,7 @@ describe.skipIf(!chromium)(`the page of a head, ${inChromium},`, () => {
       expect(await textOf(FACTS)).toEndWith("stopped");
       const text = await textOf(ANSWER);
       const began = performance.now();
-      while ((await openSessions()) > 0) await Bun.sleep(10);
+      while ((await openSessions(endless.head)) > 0) await Bun.sleep(10);
       expect(performance.now() - began).toBeLessThan(1000);
       expect(await textOf(ANSWER)).toBe(text);
       expect(await page.evaluate("document.activeElement.id")).toBe("prompt");
@@ -124,7 +129,7 @@ describe.skipIf(!chromium)(`the page of a head, ${inChromium},`, () => {
     const { messages } = JSON.parse(await page.evaluate<string>("sent")) as { messages: { content: string }[] };
     expect(messages.map(({ content }) => content.length > 0)).toEqual([true, true, true]);
     expect(messages[1]!.content.replaceAll(/\s/g, "")).toBe(partial.replaceAll(/\s/g, ""));
-  });
+  }, 30_000);
 
   test("sends the system prompt and settings, forgets with New conversation, and says what cannot be", async () => {
     await page.evaluate(
@@ -272,16 +277,18 @@ describe.skipIf(!chromium)(`the page of a head, ${inChromium},`, () => {
   });
 
   test("shows both nodes with layers, device, sessions and speed, and asks for them only while it is seen", async () => {
+    await using endless = await startChain(ENDLESS, [2, 4]);
+    page = await open(endless.head);
     await page.evaluate("document.querySelector('#chain').open = true");
     const rows = () =>
       page.evaluate<string[]>("[...document.querySelectorAll('#chain-nodes li')].map((row) => row.innerText)");
-    const info = (await (await fetch(`${chain.head}info`)).json()) as { device: string };
+    const info = (await (await fetch(`${endless.head}info`)).json()) as { device: string };
     for (const [at, layers] of ["Layers 0–1", "Layers 2–3"].entries()) {
       const row = (await rows())[at]!;
       expect(row).toStartWith(`${layers} ready`);
       for (const fact of [info.device, "bfloat16", "sessions", "tokens/s"]) expect(row).toContain(fact);
     }
-    await setField("max-tokens", "200");
+    await setField("max-tokens", "4000");
     await say("go on");
     await page.until(
       "[...document.querySelectorAll('#chain-nodes li')].every((row) => row.innerText.includes('1 session '))",
@@ -297,7 +304,7 @@ describe.skipIf(!chromium)(`the page of a head, ${inChromium},`, () => {
     expect(asked()).toBe(before);
     await page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))");
     while (asked() === before) await Bun.sleep(15);
-  }, 15_000);
+  }, 30_000);
 
   test("goes on from the text where the model has no chat template, and says so", async () => {
     await using alone = new NodeProcess(["--model-id", TINY]);

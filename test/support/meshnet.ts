@@ -120,13 +120,18 @@ export function spawn(words: string[], { cwd = "/", env = {}, wrapper = [], stdi
   });
 }
 
-/** Milliseconds until no session has room on any of the nodes. */
-export async function untilFree(nodes: readonly NodeProcess[]): Promise<number> {
-  const began = performance.now();
-  const reserved = async (node: NodeProcess) => {
+/** Pages that sessions have taken, on each node. */
+export async function takenPages(nodes: readonly NodeProcess[]): Promise<number[]> {
+  const taken = async (node: NodeProcess) => {
     const info = (await (await fetch(`${await node.url}info`)).json()) as { cache: { reserved_pages: number } };
     return info.cache.reserved_pages;
   };
-  while ((await Promise.all(nodes.map(reserved))).some((pages) => pages > 0)) await Bun.sleep(20);
+  return Promise.all(nodes.map(taken));
+}
+
+/** Milliseconds until no session has room on any of the nodes. */
+export async function untilFree(nodes: readonly NodeProcess[]): Promise<number> {
+  const began = performance.now();
+  while ((await takenPages(nodes)).some((pages) => pages > 0)) await Bun.sleep(20);
   return performance.now() - began;
 }
