@@ -70,7 +70,7 @@ describe.skipIf(!chromium)(`the page of a head, ${inChromium},`, () => {
         .observe(document.querySelector('#log'), { subtree: true, childList: true, characterData: true });
     `);
     await setField("temperature", "0");
-    await setField("max-tokens", "60");
+    await setField("max-tokens", "200");
     await page.type("The licence says");
     await page.press("Enter", { shift: true });
     await page.type("in its preamble");
@@ -82,7 +82,7 @@ describe.skipIf(!chromium)(`the page of a head, ${inChromium},`, () => {
     expect(await page.evaluate("document.querySelector('#prompt').value")).toBe("");
     expect(await page.evaluate("document.activeElement.id")).toBe("prompt");
     const messages = [{ role: "user", content: "The licence says\nin its preamble" }];
-    const body = JSON.stringify({ messages, temperature: 0, max_tokens: 60 });
+    const body = JSON.stringify({ messages, temperature: 0, max_tokens: 200 });
     const reply = await fetch(`${chain.head}v1/chat/completions`, { method: "POST", body });
     const { choices } = (await reply.json()) as { choices: { message: { content: string } }[] };
     const words = (text: string) => text.split(/\s+/).filter((word) => word !== "");
@@ -91,7 +91,7 @@ describe.skipIf(!chromium)(`the page of a head, ${inChromium},`, () => {
     expect(new Set(lengths).size).toBeGreaterThan(5);
     expect(lengths).toEqual(lengths.toSorted((a, b) => a - b));
     expect(await textOf(FACTS)).toMatch(
-      /^60 tokens · [\d.]+ tokens\/s · the first after [\d.]+ m?s · ended by the limit/,
+      /^200 tokens · [\d.]+ tokens\/s · the first after [\d.]+ m?s · ended by the limit/,
     );
     expect(await textOf("#status")).toContain(words(choices[0]!.message.content)[0]!); // what screen readers say
   });
