@@ -99,7 +99,7 @@ function assumed({ machines, split, anyOrder, softwareExtraBytes }: MeshPlan): s
   return [
     ...(unasked.length > 0
       ? [
-          `that ${describeMachines(unasked)} a GPU: a driver that computes on the CPU takes up to ${formatBytes(softwareExtraBytes)} more`,
+          `that ${describeMachines(unasked)} a GPU: a driver that computes on the CPU takes ${formatBytes(softwareExtraBytes)} more`,
         ]
       : []),
     ...(some.length > 0

@@ -1,7 +1,7 @@
 import { ceilDiv } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
 import type { StageOptions } from "../models/index.ts";
-import { type DriverNeeds, memoryPlan } from "../weights/memory-plan.ts";
+import { memoryPlan, SOFTWARE_EXTRA_BYTES } from "../weights/memory-plan.ts";
 import { planLoad, weightBytesPerToken } from "../weights/plan.ts";
 import { canHold, type Capacity, type Machine, type RangeCosts, type Split, splitLayers } from "../weights/split.ts";
 import type { MeshMachine } from "./machines.ts";
@@ -114,7 +114,7 @@ export async function planMesh(
 
   const hopBytes = hiddenSize * 2 + FRAME_BYTES;
   const costs = costsOf(whole);
-  const extras = machines.map((machine) => driverExtra(machine, whole));
+  const extras = machines.map((machine) => driverExtra(machine));
   const parts = machines.map(
     ({ memoryBytes, limitBytes, bytesPerSecond, passSeconds, roundTripSeconds, linkBytesPerSecond }, i): Machine => ({
       memoryBytes: (memoryBytes ?? Infinity) - extras[i]!,
@@ -145,7 +145,7 @@ export async function planMesh(
     wholeBytes: costs.needBytes(0, layers),
     wholeOwnBytes: costs.ownBytes(0, layers),
     wholeOnBytes: extras.map((extra) => costs.needBytes(0, layers) + extra),
-    softwareExtraBytes: softwareExtra("SwiftShader", whole),
+    softwareExtraBytes: SOFTWARE_EXTRA_BYTES,
     waysOut: fastest ? [] : waysOut(whole, costs, parts),
   };
 }
@@ -162,7 +162,7 @@ function costsOf({ family, config, load, checkpoint }: NodePlan, change: Partial
     if (!range) {
       const options = { ...load.options, ...change, span: { start, end, total: layers } };
       const plan = planLoad(family, config, options, checkpoint);
-      const { neededBytes, peakBytes } = memoryPlan(plan, A_GPU);
+      const { neededBytes, peakBytes } = memoryPlan(plan, { isSoftware: false });
       range = { needBytes: neededBytes, ownBytes: peakBytes, readBytes: weightBytesPerToken(plan) };
       known.set(key, range);
     }
@@ -176,15 +176,10 @@ function costsOf({ family, config, load, checkpoint }: NodePlan, change: Partial
   };
 }
 
-const A_GPU: DriverNeeds = { name: "a GPU", isSoftware: false };
-
 /** What the driver of this machine takes more than a GPU's, whatever the layers. */
-function driverExtra({ device }: MeshMachine, whole: NodePlan): number {
-  return device !== null && /llvmpipe|swiftshader/i.test(device) ? softwareExtra(device, whole) : 0;
+function driverExtra({ device }: MeshMachine): number {
+  return device !== null && /llvmpipe|swiftshader/i.test(device) ? SOFTWARE_EXTRA_BYTES : 0;
 }
-
-const softwareExtra = (name: string, { load }: NodePlan): number =>
-  memoryPlan(load, { name, isSoftware: true }).neededBytes - memoryPlan(load, A_GPU).neededBytes;
 
 function meshSplit(
   { shares, secondsPerToken }: Split,

@@ -32,13 +32,13 @@ export interface MemoryPlan {
   readonly largestBuffer: { readonly label: string; readonly bytes: number };
 }
 
-/** What the driver of a device takes for itself. Without one the rows are left out. */
+/** What decides how much a driver takes for itself. */
 export interface DriverNeeds {
-  readonly name: string;
+  /** The device is the CPU: compiler and process share its memory. */
   readonly isSoftware: boolean;
 }
 
-/** The load plan as bytes by purpose: a sum over the very rows that the loader walks. */
+/** The load plan as bytes by purpose: a sum over the very rows that the loader walks. Without a `driver` its rows are left out. */
 export function memoryPlan(load: LoadPlan, driver?: DriverNeeds): MemoryPlan {
   const own = [
     ...weightRows(load),
@@ -136,18 +136,21 @@ function loadingRows({ weights, buffers }: LoadPlan): MemoryRow[] {
 }
 
 /**
- * Measured with lavapipe 25.0.7 and SwiftShader 5.0.0: what the process grew by beside the plan until its kernels were
- * compiled and had run, 62 MiB and 259 MiB. On a GPU, where compiled kernels take little, an estimate.
+ * Measured with lavapipe 25.0.7 and SwiftShader 5.0.0: what a node grew by beside the plan until its kernels were compiled and
+ * had run for several callers, 73 to 110 MiB and 48 to 101 MiB by encoding and family: with the reserve this is more. On a GPU,
+ * where compiled kernels take little, an estimate.
  */
-const COMPILER_BYTES = { lavapipe: 64 * 2 ** 20, swiftShader: 272 * 2 ** 20, gpu: 32 * 2 ** 20 };
+const COMPILER_BYTES = { software: 96 * 2 ** 20, gpu: 32 * 2 ** 20 };
+/** What a driver that computes on the CPU takes more than a GPU's. */
+export const SOFTWARE_EXTRA_BYTES = COMPILER_BYTES.software - COMPILER_BYTES.gpu;
 /** Drivers hand out memory in blocks, and a system with none left is of no use. */
 const RESERVE = { share: 0.02, leastBytes: 32 * 2 ** 20 };
 
-function driverRows({ name, isSoftware }: DriverNeeds, plannedBytes: number): MemoryRow[] {
-  const kind = !isSoftware ? "gpu" : /swiftshader/i.test(name) ? "swiftShader" : "lavapipe";
+function driverRows({ isSoftware }: DriverNeeds, plannedBytes: number): MemoryRow[] {
+  const compiler = COMPILER_BYTES[isSoftware ? "software" : "gpu"];
   const reserve = Math.max(RESERVE.leastBytes, Math.ceil(plannedBytes * RESERVE.share));
   return [
-    { category: "driver", detail: "the driver's compiler and compiled kernels", bytes: COMPILER_BYTES[kind] },
+    { category: "driver", detail: "the driver's compiler and compiled kernels", bytes: compiler },
     { category: "driver", detail: "reserve", bytes: reserve },
   ];
 }

@@ -149,8 +149,8 @@ describe("a machine given to meshnet plan", () => {
   test("by its memory alone is taken for one with a GPU, and the plan says so with what a CPU's driver takes more", async () => {
     const { stdout } = await meshnet("--model-id", TINY, "--nodes", "512MiB");
     const { softwareExtraBytes } = await planned(TINY, "512MiB");
-    expect(softwareExtraBytes).toBe(240 * 2 ** 20);
-    expect(stdout).toMatch(/that machine 1 has a GPU: a driver that computes on the CPU takes up to 240\.0 MiB more/);
+    expect(softwareExtraBytes).toBe(64 * 2 ** 20);
+    expect(stdout).toMatch(/that machine 1 has a GPU: a driver that computes on the CPU takes 64\.0 MiB more/);
   });
 
   test("is one of more than the model has layers: the plan says that, and not that it does not fit", async () => {

@@ -129,7 +129,7 @@ describe.skipIf(!hasBoth)("the doctor on a machine that is well (needs lavapipe 
       `--shard-start 1 --shard-end 4 --memory-limit 64MiB --offline --host localhost --port ${free}`,
     );
     expect(one("model").details.join("\n")).toMatch(
-      /--memory-limit \(64\.0 MiB\) bounds; the driver takes up to 96\.0 MiB/,
+      /--memory-limit \(64\.0 MiB\) bounds; the driver takes up to 128\.0 MiB/,
     );
     expect(one("peer")).toMatchObject({
       status: "fail",

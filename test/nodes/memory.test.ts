@@ -1,4 +1,5 @@
 import { afterAll, describe, expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import type { NodeInfo } from "../../src/protocol/info.ts";
 import { softwareDevices } from "../support/device.ts";
@@ -59,6 +60,41 @@ describe.skipIf(!device)(`a node with 124 million parameters and 256 MiB (${devi
     }
   }, 120_000);
 });
+
+describe.each(softwareDevices.map((one) => [one.name, one.adapter] as const))("a node on %s", (name, adapter) => {
+  test
+    .skipIf(process.platform !== "linux" || adapter === undefined)
+    .each([[[]], [["--quantization", "nf4"]], [["--quantization", "int8", "--int8-activations"]]])(
+    "takes no more of the machine's memory than it said it needs, its kernels compiled for the first time: %j",
+    async (flags) => {
+      const env = { MESA_SHADER_CACHE_DISABLE: "true" };
+      await using node = new NodeProcess(["--model-id", TINY, "--device", adapter!, ...flags], { env });
+      let needed: RegExpExecArray | null;
+      while (!(needed = / memory needed="([\d.]+) MiB"/.exec(node.log))) await Bun.sleep(1);
+      const before = memoryOf(node.pid, "VmRSS");
+      const url = await node.ready();
+      const headers = { "Content-Type": "application/json" };
+      const ask = (rows: number, tokens: number) =>
+        fetch(`${url}forward`, {
+          method: "POST",
+          headers,
+          body: JSON.stringify({ input_ids: Array.from({ length: rows }, () => Array(tokens).fill(rows)) }),
+        });
+      const replies = await Promise.all([ask(1, 200), ask(2, 100), ask(4, 256), ask(6, 20)]);
+      expect(replies.map(({ status }) => status)).toEqual([200, 200, 200, 200]);
+      const grown = memoryOf(node.pid, "VmHWM") - before;
+      console.log({ device: name, flags, neededMiB: Number(needed[1]), grownMiB: Math.round(grown / 2 ** 20) });
+      expect(grown).toBeLessThan(Number(needed[1]) * 2 ** 20);
+    },
+    120_000,
+  );
+});
+
+/** A field of a process's status, in bytes. */
+function memoryOf(pid: number, field: "VmRSS" | "VmHWM"): number {
+  const status = readFileSync(`/proc/${pid}/status`, "utf8");
+  return Number(new RegExp(`${field}:\\s+(\\d+) kB`).exec(status)![1]) * 1024;
+}
 
 test("a dry run shows the same rows, and sums", async () => {
   const { code, stdout } = await run(["node", "--model-id", TINY, "--dry-run", "--quantization", "int8"]);
