@@ -2,7 +2,7 @@ import type { ArgsDef } from "citty";
 import { UserError } from "../base/errors.ts";
 import type { ChatTurn, HeadClient, TextEvent, TextOptions } from "../mesh/head-client.ts";
 import { type Answer, answerJson, describeSpeed, printer, takeAnswer } from "./answer.ts";
-import { ask, lines } from "./ask.ts";
+import { lines, Prompter } from "./ask.ts";
 import { defineCommand } from "./command.ts";
 import { COMMAND_HELP, Conversation, type Line, readLine } from "./conversation.ts";
 import { EXIT_INTERRUPTED, Interrupts, unlessInterrupted } from "./interrupt.ts";
@@ -73,8 +73,9 @@ async function converse(chat: Chat): Promise<number> {
   const { stdout, quiet, model, client } = chat;
   if (!quiet) tell(`${model ?? client.url}: /help tells the commands, Ctrl-D ends`);
   const history: string[] = [];
+  const prompter = new Prompter();
   for (;;) {
-    const typed = await Promise.race([ask("> ", history), chat.failure]);
+    const typed = await Promise.race([prompter.ask("> ", history), chat.failure]);
     if (typed === undefined) {
       stdout.print("\n");
       return 0;
@@ -84,7 +85,10 @@ async function converse(chat: Chat): Promise<number> {
     if (line.kind === "exit") return 0;
     if (line.kind === "unknown") tell(`there is no ${line.command}\n${COMMAND_HELP}`);
     else if (line.kind !== "message") obey(line, chat);
-    else await answer(line.text, chat).catch((error: unknown) => sayProblem(error, chat));
+    else {
+      const given = await answer(line.text, chat).catch((error: unknown) => sayProblem(error, chat));
+      if (given?.finish === null) prompter.forget(); // Ctrl-C
+    }
   }
 }
 
@@ -163,7 +167,7 @@ async function* answerTo(
   }
 }
 
-function sayProblem(error: unknown, { conversation }: Chat): void {
+function sayProblem(error: unknown, { conversation }: Chat): undefined {
   if (!(error instanceof UserError)) throw error;
   const isFull = error.code === "context_exceeded" && !conversation.isEmpty;
   tell(`${error.message}\n  ${error.hint}${isFull ? ", or begin a new conversation with /reset" : ""}`);

@@ -81,6 +81,6 @@ function noRoom(pages: number, maxLength: number, cache: PageCache): UserError {
   return new UserError(
     "no_room",
     `${maxLength} tokens need ${pages} pages of the cache, and ${cache.pages - cache.reserved} of ${cache.pages} are not reserved`,
-    "try again when a conversation has ended, reserve less (max_len), or start the node with more --max-sessions",
+    "try again when a conversation has ended, ask for fewer tokens, or start the node with more --max-sessions",
   );
 }

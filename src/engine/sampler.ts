@@ -33,8 +33,10 @@ export function sampleToken(
   sampling: Sampling,
   { history, position }: SampleContext,
 ): SampledToken {
-  const scores = penalize(logits, sampling.repetition_penalty ?? 1, history);
+  const penalty = sampling.repetition_penalty ?? 1;
+  const scores = penalize(logits, penalty, history);
   const best = argmax(scores);
+  if (best === undefined) throw nonFinite(logits, penalty);
   const drawn = isDrawn(sampling) ? filterScores(scores, scores[best]!, sampling) : undefined;
   const id = drawn ? draw(drawn, logits.length, drawAt(sampling.seed ?? 0, position)) : best;
   return sampling.logprobs === undefined ? { id } : { id, logprobs: logprobsOf(logits, id, sampling.logprobs) };
@@ -53,7 +55,7 @@ export function candidatesOf(
   history: Iterable<number>,
 ): Candidates | undefined {
   const scores = penalize(logits, sampling.repetition_penalty ?? 1, history);
-  return filterScores(scores, scores[argmax(scores)]!, sampling);
+  return filterScores(scores, scores[argmax(scores)!]!, sampling);
 }
 
 /** A copy of the logits; what is in the sequence already has, once, its positive score divided, a negative multiplied. */
@@ -68,18 +70,26 @@ function penalize(logits: Float32Array, penalty: number, history: Iterable<numbe
   return scores;
 }
 
-function argmax(scores: Float32Array): number {
+/** Undefined where there is a NaN, or the largest score is infinite. */
+function argmax(scores: Float32Array): number | undefined {
   let best = 0;
-  let isBroken = false;
   for (let id = 0; id < scores.length; id++) {
     const score = scores[id]!;
+    if (Number.isNaN(score)) return undefined;
     if (score > scores[best]!) best = id;
-    if (Number.isNaN(score)) isBroken = true;
   }
-  if (!isBroken && Number.isFinite(scores[best])) return best;
-  throw new UserError(
+  return Number.isFinite(scores[best]) ? best : undefined;
+}
+
+function nonFinite(logits: Float32Array, penalty: number): UserError {
+  if (argmax(logits) !== undefined) {
+    const problem = `repetition_penalty ${penalty} makes scores that are no numbers any more`;
+    return new UserError("non_finite", problem, "give one nearer to 1");
+  }
+  const hasNan = logits.some((score) => Number.isNaN(score));
+  return new UserError(
     "non_finite",
-    isBroken ? "the logits have a NaN" : `the largest logit is ${scores[best]}`,
+    hasNan ? "the logits have a NaN" : `the largest logit is ${logits.reduce((a, b) => Math.max(a, b))}`,
     "a value in the model left the range of bfloat16: see what `meshnet verify` says of this checkpoint",
   );
 }

@@ -60,6 +60,11 @@ export class Admission {
     return this.#state.kind === "admitted" ? this.#state.node : undefined;
   }
 
+  /** The longest sequence that the nodes after this one take, as far as is known. */
+  get maxContext(): number {
+    return this.node?.max_context ?? Infinity;
+  }
+
   /** Why calls may not be passed on, or undefined. */
   get refusal(): UserError | undefined {
     return this.#state.kind === "refused" ? this.#state.why : undefined;

@@ -1,7 +1,7 @@
 import { type ErrorCode, ERRORS, UserError } from "../base/errors.ts";
 import { readBody } from "../protocol/body.ts";
 import { type NodeInfo, parseInfo } from "../protocol/info.ts";
-import { networkProblem, plainUrl } from "./network.ts";
+import { DIRECT, networkProblem, plainUrl } from "./network.ts";
 import { sseData } from "./sse.ts";
 
 /** One message of a conversation. */
@@ -152,7 +152,7 @@ export class HeadClient {
   async #fetch(path: string, init: RequestInit & { signal: AbortSignal }): Promise<Response> {
     try {
       // Bun gives up after five minutes by itself, which a long prompt on a slow device may take.
-      return await fetch(this.url + path, { ...init, redirect: "manual", timeout: false } as RequestInit);
+      return await fetch(this.url + path, { ...init, ...DIRECT, timeout: false } as RequestInit);
     } catch (cause) {
       init.signal.throwIfAborted();
       throw new UserError(

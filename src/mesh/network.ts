@@ -11,6 +11,9 @@ const PROBLEMS: Record<string, string> = {
   ETIMEDOUT: "it does not answer",
 };
 
+/** For calls of nodes: what people write goes to the node alone, neither by way of HTTP_PROXY nor where a redirect leads. */
+export const DIRECT = { redirect: "manual", proxy: false } as unknown as RequestInit;
+
 /** The URL of a node, with a slash at its end so that a path before it (a reverse proxy's) stays; undefined where it is none. */
 export function plainUrl(text: string): string | undefined {
   const url = URL.parse(text);

@@ -8,7 +8,7 @@ import { encodeFrame, type FrameRow } from "../protocol/frame.ts";
 import { HEADERS } from "../protocol/headers.ts";
 import { type NodeInfo, parseInfo } from "../protocol/info.ts";
 import { decodeReply, type RowOutcome } from "../protocol/reply.ts";
-import { networkProblem, plainUrl } from "./network.ts";
+import { DIRECT, networkProblem, plainUrl } from "./network.ts";
 
 /** What this node is to the next one: what frames carry, and what admission compares. */
 export interface OwnEnd {
@@ -167,8 +167,7 @@ export class NextNode {
 
   async #request(path: string, init: RequestInit): Promise<Response> {
     const url = new URL(path, this.url).href;
-    // A redirect would send hidden states to a node that was never admitted.
-    const send = () => this.#fetch(url, { ...init, redirect: "manual" });
+    const send = () => this.#fetch(url, { ...init, ...DIRECT });
     try {
       return await send();
     } catch (cause) {

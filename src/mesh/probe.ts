@@ -4,7 +4,7 @@ import { parseErrorReply, RemoteError } from "../protocol/error-reply.ts";
 import { HEADERS, PROTOCOL_VERSION } from "../protocol/headers.ts";
 import { type NodeInfo, parseInfo } from "../protocol/info.ts";
 import { MAX_PROBE_BYTES, parseProbeReply } from "../protocol/probe.ts";
-import { networkProblem, plainUrl } from "./network.ts";
+import { DIRECT, networkProblem, plainUrl } from "./network.ts";
 
 /** What a node is, and how fast it and the way to it are. */
 export interface PeerReport {
@@ -156,7 +156,7 @@ class Peer {
     let reply: Response;
     let bytes: Uint8Array;
     try {
-      reply = await fetch(new URL(path, this.url).href, { ...init, redirect: "manual", signal: both });
+      reply = await fetch(new URL(path, this.url).href, { ...init, ...DIRECT, signal: both });
       bytes = await readBody(reply, MAX_REPLY_BYTES, "its reply");
     } catch (cause) {
       if (signal?.aborted) throw cause;

@@ -21,6 +21,7 @@ export interface NodeInfo {
   readonly numerics: string;
   readonly hidden_size: number;
   readonly vocab_size: number;
+  /** Tokens of the longest sequence that this node and those after it take, as far as it knows them. */
   readonly max_context: number;
   readonly max_sessions: number;
   readonly max_rows: number;

@@ -2,6 +2,7 @@ import { Hono } from "hono";
 import { UserError } from "../base/errors.ts";
 import type { Logger } from "../base/log.ts";
 import { cut } from "../base/quote.ts";
+import { isHead } from "../base/span.ts";
 import type { Stage } from "../engine/types.ts";
 import type { Admission } from "../mesh/admission.ts";
 import { HEADERS, PROTOCOL_VERSION, readCallFields } from "../protocol/headers.ts";
@@ -88,8 +89,10 @@ export function createApp(options: AppOptions): App {
   const limits = { ...DEFAULT_LIMITS, ...options.limits };
   const allowed: Allowed = { hosts: [], origins: [], ...options.allowed, ownPage: options.page !== undefined };
   const facts = factsOf(stage, identity, limits, tokenizer);
+  // The node before this one has let a whole call in, and sends it on in parts.
+  const maxWaiting = limits.maxWaiting + (isHead(stage.info.span) ? 0 : limits.maxRows);
   const idleMs = options.sessionIdleMs ?? SESSION_IDLE_MS;
-  const runner = new RowRunner({ stage, next, ...limits, idleMs, log, clock: options.clock });
+  const runner = new RowRunner({ stage, next, ...limits, maxWaiting, idleMs, log, clock: options.clock });
   const expiring = setInterval(() => runner.expire(), Math.min(idleMs / 2, EXPIRE_MS));
   expiring.unref(); // nothing waits for it
   const lifecycle = new Lifecycle();
@@ -115,7 +118,7 @@ export function createApp(options: AppOptions): App {
     return c.body(null, 204);
   });
   hono.post("/probe", async (c) => c.json(await countProbe(c.req.raw)));
-  hono.get("/info", (c) => c.json(infoOf(options, limits)));
+  hono.get("/info", (c) => c.json(infoOf(options, limits, runner)));
   hono.get("/chain", async (c) => {
     const nodes = await chain.nodes(readCallFields(c.req.raw.headers).deadlineMs);
     return c.json({ v: PROTOCOL_VERSION, layers: stage.info.span.total, nodes } satisfies ChainInfo);
@@ -198,8 +201,12 @@ function factsOf({ info }: Stage, { modelDigest }: Identity, { maxRows }: Limits
   return { span, hiddenSize, vocabSize, maxContext, maxRows, model: modelDigest, encode };
 }
 
-function infoOf({ stage, tokenizer, textModel, identity, next, memory }: AppOptions, limits: Limits): NodeInfo {
-  const { span, hiddenSize, vocabSize, maxContext } = stage.info;
+function infoOf(
+  { stage, tokenizer, textModel, identity, next, memory }: AppOptions,
+  limits: Limits,
+  { maxContext }: RowRunner,
+): NodeInfo {
+  const { span, hiddenSize, vocabSize } = stage.info;
   return {
     v: PROTOCOL_VERSION,
     node: identity.node,

@@ -44,7 +44,7 @@ const MOST_REPLAYS = 2;
  */
 export async function* generateTokens(options: GenerateTokensOptions): AsyncGenerator<MadeToken> {
   const { ids, maxNewTokens, runner } = options;
-  const { maxContext } = runner.stage.info;
+  const { maxContext } = runner;
   checkPrompt(ids, maxContext);
   if (maxNewTokens < 1) return;
   const most = Math.min(maxNewTokens, maxContext - ids.length + 1); // the last one is not read in again
@@ -69,7 +69,7 @@ function checkPrompt(ids: Int32Array, maxContext: number): void {
   if (ids.length <= maxContext) return;
   throw new UserError(
     "context_exceeded",
-    `the prompt has ${ids.length} tokens, and this node's context is ${maxContext}`,
+    `the prompt has ${ids.length} tokens, and the context is ${maxContext}`,
     "send a shorter prompt",
   );
 }

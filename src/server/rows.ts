@@ -97,6 +97,11 @@ export class RowRunner {
     });
   }
 
+  /** Tokens of the longest sequence that this node and those after it take, as far as is known. */
+  get maxContext(): number {
+    return Math.min(this.stage.info.maxContext, this.#options.next?.maxContext ?? Infinity);
+  }
+
   /** Sessions that are open on this node. */
   get sessions(): number {
     return this.#sessions.size;
@@ -254,7 +259,7 @@ export class RowRunner {
       step: step!,
       positionStart,
       digest: digestOf(row),
-      maxLength: maxLen ?? this.stage.info.maxContext,
+      maxLength: maxLen ?? (passesOn ? this.maxContext : this.stage.info.maxContext),
       prefix,
       signal,
       local: async (session: Session, signal) => {

@@ -167,6 +167,22 @@ test.each([
   }
 });
 
+test.each([1e-320, 1e-38, 1e300])(
+  "a repetition_penalty of %p that leaves no numbers is named, not the model",
+  (penalty) => {
+    const sampling = { temperature: 0, repetition_penalty: penalty };
+    const logits = Float32Array.of(50, 0, -50);
+    const sample = () => sampleToken(logits, sampling, { history: [0, 1, 2], position: 0 });
+    if (penalty > 1) return expect(sample()).toEqual({ id: 0 });
+    expect(sample).toThrow(
+      expect.objectContaining({
+        code: "non_finite",
+        message: expect.stringContaining(`repetition_penalty ${penalty} `),
+      }),
+    );
+  },
+);
+
 test("e^x is right to the last place or the one before", () => {
   const random = seededRandom(3);
   let worst = 0;

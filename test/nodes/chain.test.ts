@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { cpSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { NodeProcess, run } from "../support/meshnet.ts";
+import { NodeProcess, run, startChain } from "../support/meshnet.ts";
 import { Oracle, TINY } from "../support/oracle.ts";
 import { temporaryFolder } from "../support/safetensors.ts";
 
@@ -15,6 +15,10 @@ const OTHER = join(otherFolder.path, "other");
 cpSync(TINY, OTHER, { recursive: true });
 const config = JSON.parse(readFileSync(join(TINY, "config.json"), "utf8"));
 writeFileSync(join(OTHER, "config.json"), JSON.stringify({ ...config, layer_norm_epsilon: 2e-5 }));
+/** The same model, with a chat template. */
+const CHATTY = join(otherFolder.path, "chatty");
+cpSync(TINY, CHATTY, { recursive: true });
+writeFileSync(join(CHATTY, "chat_template.jinja"), "{{ messages[-1].content }}");
 afterAll(() => otherFolder[Symbol.dispose]());
 
 const span = (model: string, start: number, end: number, ...more: string[]) =>
@@ -189,6 +193,48 @@ describe("a chain whose next node", () => {
     expect((await askToken(url)).status).toBe(200);
     await tail.stop("SIGKILL");
   }, 120_000);
+});
+
+describe("nodes of one chain", () => {
+  test("may have contexts of different lengths: the least of them is that of the head", async () => {
+    await using tail = span(TINY, 2, 4, "--max-context", "100");
+    await using head = span(CHATTY, 0, 2, "--next", await tail.url);
+    const url = await head.ready();
+    expect(await (await fetch(`${url}info`)).json()).toMatchObject({ max_context: 100 });
+    const chat = { messages: [{ role: "user", content: "This program is free" }], temperature: 0 };
+    const reply = await fetch(`${url}v1/chat/completions`, { method: "POST", body: JSON.stringify(chat) });
+    const { usage } = (await reply.json()) as { usage: { total_tokens: number } };
+    expect(usage.total_tokens).toBeWithin(90, 102);
+    const session = { "X-Meshnet-Session": "a", "X-Meshnet-Step": "1", "X-Meshnet-Pos-Start": "0" };
+    expect((await forward(url, "hi", { "content-type": "text/plain", ...session })).status).toBe(200);
+    const long = await forward(url, JSON.stringify({ input_ids: [Array(101).fill(7)] }), JSON_TYPE);
+    expect(long.status).toBe(422);
+    expect(await errorOf(long)).toMatchObject({ code: "context_exceeded", layers: "2-4" });
+  }, 60_000);
+
+  test("let a call of many rows through that the first one has let in", async () => {
+    await using tail = span(TINY, 2, 4);
+    await using head = span(TINY, 0, 2, "--next", await tail.url);
+    const rows = Array.from({ length: 1024 }, (_, row) => [row, (row * 7) % 1000]);
+    for (const want of ["token", "logits"]) {
+      const headers = { ...JSON_TYPE, "x-meshnet-want": want };
+      const reply = await forward(await head.ready(), JSON.stringify({ input_ids: rows }), headers);
+      expect(reply.status).toBe(200);
+      if (want === "token") expect(((await reply.json()) as { token_ids: number[] }).token_ids).toHaveLength(1024);
+      else expect((await reply.bytes()).length).toBe(1024 * 1024 * 2);
+    }
+    expect(head.log).not.toContain("no_room");
+  }, 60_000);
+
+  test("speak with each other, and with who asks, past the proxy that is for the rest of the world", async () => {
+    const env = { HTTP_PROXY: "http://127.0.0.1:9", http_proxy: "http://127.0.0.1:9" };
+    await using chain = await startChain(TINY, [2, 4], { env });
+    const { code, stderr } = await run(["generate", "hi", "--head", chain.head, "--max-new-tokens", "2"], { env });
+    expect({ code, stderr }).toEqual({ code: 0, stderr: expect.stringMatching(/^2 tokens/) });
+    const peer = await run(["doctor", "--quick", "--peer", chain.head, "--json"], { env });
+    const { checks } = JSON.parse(peer.stdout) as { checks: { id: string; status: string }[] };
+    expect(checks.filter(({ id }) => id.startsWith("peer")).map(({ status }) => status)).not.toContain("fail");
+  }, 60_000);
 });
 
 describe("a node that is told to stop", () => {

@@ -176,6 +176,52 @@ describe("at a terminal", () => {
     expect(await screen.exited).toBe(0);
   }, 60_000);
 
+  test("each line of what is pasted is answered, and the rest waits at the prompt", async () => {
+    await using screen = new Screen(["chat", "--model-id", endless, "--log-level", "error", "--max-new-tokens", "8"]);
+    await screen.shows(/> $/);
+    screen.type("a\rb\rhal");
+    await screen.shows(/on and o\n8 tokens.*\n> b\non and o\n8 tokens.*\n> hal$/);
+    screen.type("f\r");
+    await screen.shows(/on and o\n8 tokens.*\n> $/);
+  }, 60_000);
+
+  test("Ctrl-C in an answer drops what was pasted behind its question", async () => {
+    await using screen = new Screen(["chat", "--model-id", endless, "--log-level", "error"]);
+    await screen.shows(/> $/);
+    screen.type("a\rb\r");
+    await screen.shows(/on and on/);
+    screen.type("\u0003");
+    await screen.shows(/stopped, the first after .*\n> $/);
+    screen.type("c");
+    await screen.shows(/^[^a-z]*c$/);
+  }, 60_000);
+
+  test("Ctrl-Z stops it at the prompt, and it goes on with fg", async () => {
+    await using screen = new Screen([], ["bash", "--norc", "--noprofile", "-i"]);
+    await screen.shows(/\$ $|# $/);
+    screen.type(`'${MESHNET}' chat --model-id '${endless}' --log-level error --max-new-tokens 8\r`);
+    await screen.shows(/Ctrl-D ends\n> $/);
+    for (let times = 0; times < 2; times++) {
+      screen.type("\u001a");
+      await screen.shows(/Stopped[^]*(\$|#) $/);
+      screen.type("fg\r");
+      await screen.shows(/> $/);
+      screen.type("a\r");
+      await screen.shows(/on and o\n8 tokens.*\n> $/);
+    }
+    screen.type("\u0004");
+    await screen.shows(/(\$|#) $/);
+  }, 60_000);
+
+  test("Ctrl-Z does nothing where no shell could continue it", async () => {
+    await using screen = new Screen(["chat", "--model-id", endless, "--log-level", "error", "--max-new-tokens", "8"]);
+    await screen.shows(/> $/);
+    screen.type("a\u001a");
+    await screen.shows(/> a$/);
+    screen.type("\r");
+    await screen.shows(/on and o\n8 tokens.*\n> $/);
+  }, 60_000);
+
   test("a second Ctrl-C at the prompt ends it too", async () => {
     await using screen = new Screen(["chat", "--head", chain.head]);
     await screen.shows(/> $/);
@@ -189,15 +235,15 @@ describe("at a terminal", () => {
 // oxlint-disable-next-line no-control-regex
 const COLOUR = /\u001b\[3\dm/g;
 
-/** The binary at a terminal. */
+/** The binary at a terminal, or another command. */
 class Screen implements AsyncDisposable {
   #text = "";
   readonly #colours: string[] = [];
   #changed = Promise.withResolvers<void>();
   readonly #child: Bun.Subprocess;
 
-  constructor(words: string[]) {
-    this.#child = Bun.spawn([MESHNET, ...words], {
+  constructor(words: string[], command = [MESHNET]) {
+    this.#child = Bun.spawn([...command, ...words], {
       cwd: "/",
       env: { PATH: process.env["PATH"], HOME: process.env["HOME"], TERM: "xterm" },
       terminal: {

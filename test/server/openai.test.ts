@@ -436,10 +436,12 @@ describe("room", () => {
     const session = { "X-Meshnet-Session": "other", "X-Meshnet-Step": "1", "X-Meshnet-Max-Len": "40" };
     const held = await post(url, "hi", "text/plain", { ...session, "X-Meshnet-Pos-Start": "0" });
     expect(held.status).toBe(200);
-    const reply = await ask(url, "completions", { prompt: LONG, max_tokens: 10, stream: true });
-    expect(reply.status).toBe(429);
-    expect(reply.headers.get("retry-after")).not.toBeNull();
-    expect(await openAiErrorOf(reply)).toMatchObject({ type: "rate_limit_error", code: "rate_limit_exceeded" });
+    for (const echo of [false, true]) {
+      const reply = await ask(url, "completions", { prompt: LONG, max_tokens: 10, stream: true, echo });
+      expect(reply.status).toBe(429);
+      expect(reply.headers.get("retry-after")).not.toBeNull();
+      expect(await openAiErrorOf(reply)).toMatchObject({ type: "rate_limit_error", code: "rate_limit_exceeded" });
+    }
   });
 
   test("is waited for by a few only", async () => {

@@ -4,7 +4,7 @@ import type { Logger } from "../../base/log.ts";
 import { quote } from "../../base/quote.ts";
 import { formatSpan, isTail } from "../../base/span.ts";
 import type { Admission } from "../../mesh/admission.ts";
-import { generationDefaults } from "../../models/generation-config.ts";
+import { type GenerationDefaults, generationDefaults } from "../../models/generation-config.ts";
 import { readBody } from "../../protocol/body.ts";
 import { HEADERS, readHeader } from "../../protocol/headers.ts";
 import { noChatTemplate } from "../../tokenizer/chat-template.ts";
@@ -54,15 +54,20 @@ const BODY_BYTES = 16 << 20;
  */
 export class FrontDoor {
   readonly #parts: FrontDoorParts;
-  readonly #facts: TextFacts;
+  readonly #defaults: GenerationDefaults;
   readonly #room: WaitingRoom;
   readonly #startedAt = Math.floor(Date.now() / 1000);
 
   constructor(parts: FrontDoorParts) {
     this.#parts = parts;
-    const { maxContext, vocabSize } = parts.runner.stage.info;
-    this.#facts = { maxContext, vocabSize, defaults: parts.model.defaults ?? generationDefaults(undefined, {}) };
+    this.#defaults = parts.model.defaults ?? generationDefaults(undefined, {});
     this.#room = new WaitingRoom(parts.maxWaiting);
+  }
+
+  /** The context is that of the whole chain, which may change with its nodes. */
+  get #facts(): TextFacts {
+    const { maxContext, stage } = this.#parts.runner;
+    return { maxContext, vocabSize: stage.info.vocabSize, defaults: this.#defaults };
   }
 
   /** To be added to `hono`. `named` is told the id of a call. */

@@ -58,14 +58,17 @@ export async function* makeText(request: TextRequest, choice: Choice, maker: Tex
   const { index } = choice;
   try {
     await choice.after;
-    const { offset, piece } = await echoOf(request, choice, maker);
-    if (piece) yield piece;
+    const { offset, piece: echo } = await echoOf(request, choice, maker);
     if (request.maxTokens === 0) {
+      if (echo) yield echo;
       yield { index, text: "", reports: [], finish: "length" };
       return;
     }
     const text = new OpenText(request, choice.prompt, maker.tokenizer, offset);
+    let before = echo; // not before the chain has let the text in: till then a failure is a reply of its own
     for await (const token of tokensOf(request, choice, maker)) {
+      if (before) yield before;
+      before = undefined;
       choice.usage.completion++;
       const made = text.push(token);
       if (made.text !== "" || made.finish !== null) yield { index, ...made };
