@@ -1,14 +1,16 @@
 import { readFileSync } from "node:fs";
 import { freemem, totalmem } from "node:os";
 import { dirname, join } from "node:path";
+import { formatBytes, sum } from "../base/bytes.ts";
 import { addressSpace } from "./address-space.ts";
+import { type Claim, claims } from "./claims.ts";
 
 /** Memory of the machine, as far as this process may have it. */
 export interface HostMemory {
   readonly totalBytes: number;
-  /** What can still be taken before something is killed or swapped out. */
+  /** What can still be taken before something is killed or swapped out, less what other nodes were promised of it. */
   readonly availableBytes: number;
-  /** What sets the bound: the machine, the folder of the cgroup that does, or `ulimit -v`. */
+  /** What sets the bound: the machine, the folder of the cgroup that does, or `ulimit -v`; and what others were promised. */
   readonly boundBy: string;
 }
 
@@ -16,9 +18,11 @@ export interface HostMemory {
  * What the machine, this process's cgroups (version 2 or 1, with all that they lie in) and `ulimit -v` can give. The Linux
  * kernel's files are read below `root`; elsewhere the system's own figures are taken.
  */
-export function hostMemory(root = "/"): HostMemory {
-  const machine = machineMemory(root);
-  const bounds = process.platform === "linux" ? [...cgroupBounds(root, machine.totalBytes), ...addressBound(root)] : [];
+export function hostMemory(root = "/", others: readonly Claim[] = claims()): HostMemory {
+  const whole = machineMemory(root);
+  const machine = less(whole, others);
+  const bounds =
+    process.platform === "linux" ? [...cgroupBounds(root, whole.totalBytes, others), ...addressBound(root)] : [];
   return bounds.reduce(
     (least, bound) => ({
       totalBytes: Math.min(least.totalBytes, bound.totalBytes),
@@ -30,12 +34,30 @@ export function hostMemory(root = "/"): HostMemory {
   );
 }
 
+/** What is left when the others have taken what they were promised. */
+function less({ totalBytes, availableBytes, boundBy }: HostMemory, others: readonly Claim[]): HostMemory {
+  const promised = sum(others.map(({ outstandingBytes }) => outstandingBytes));
+  if (promised === 0) return { totalBytes, availableBytes, boundBy };
+  return {
+    totalBytes,
+    availableBytes: Math.max(0, availableBytes - promised),
+    boundBy: `${boundBy}, less ${formatBytes(promised)} that other nodes were promised`,
+  };
+}
+
 /** What is mapped needs addresses, of which `ulimit -v` may leave fewer than there is memory. */
 function addressBound(root: string): HostMemory[] {
   const space = addressSpace(root);
   if (!space) return [];
-  return [{ totalBytes: space.limitBytes, availableBytes: space.freeBytes, boundBy: "this process (ulimit -v)" }];
+  const availableBytes = Math.max(0, space.freeBytes - SET_ASIDE_BYTES);
+  return [{ totalBytes: space.limitBytes, availableBytes, boundBy: "this process (ulimit -v)" }];
 }
+
+/**
+ * Addresses that a node sets aside beside what it plans: stacks and arenas of the driver's threads, the runtime's heap.
+ * Measured after its start: 0.2 GiB with lavapipe, 0.9 GiB with SwiftShader; 0.3 GiB more or less from start to start.
+ */
+const SET_ASIDE_BYTES = 1.5 * 2 ** 30;
 
 function machineMemory(root: string): HostMemory {
   const fields = process.platform === "linux" ? fieldsOf(read(join(root, "proc/meminfo"))) : {};
@@ -68,7 +90,7 @@ const VERSION_1: Omit<Hierarchy, "mount"> = {
 };
 
 /** The bound of each cgroup on the way from this process's own up to the root, where it sets one. */
-function cgroupBounds(root: string, machineBytes: number): HostMemory[] {
+function cgroupBounds(root: string, machineBytes: number, others: readonly Claim[]): HostMemory[] {
   const mount = join(root, "sys/fs/cgroup");
   return (read(join(root, "proc/self/cgroup")) ?? "").split("\n").flatMap((line) => {
     const [, controllers, path] = /^\d+:([^:]*):(\/.*)$/.exec(line) ?? [];
@@ -78,22 +100,35 @@ function cgroupBounds(root: string, machineBytes: number): HostMemory[] {
       const at = [mount, join(mount, "unified")].find(
         (folder) => read(join(folder, "cgroup.controllers")) !== undefined,
       );
-      return boundsUpwards({ ...VERSION_2, mount: at ?? mount }, path, machineBytes);
+      return boundsUpwards({ ...VERSION_2, mount: at ?? mount }, path, machineBytes, others);
     }
     if (!controllers.split(",").includes("memory")) return [];
-    return boundsUpwards({ ...VERSION_1, mount: join(mount, "memory") }, path, machineBytes);
+    return boundsUpwards({ ...VERSION_1, mount: join(mount, "memory") }, path, machineBytes, others);
   });
 }
 
 /** In a container the path may be that outside of it: folders that are not there set no bound. */
-function boundsUpwards(hierarchy: Hierarchy, path: string, machineBytes: number): HostMemory[] {
+function boundsUpwards(
+  hierarchy: Hierarchy,
+  path: string,
+  machineBytes: number,
+  others: readonly Claim[],
+): HostMemory[] {
   const bounds: HostMemory[] = [];
   for (let at = path; ; at = dirname(at)) {
     const bound = boundOf(hierarchy, join(hierarchy.mount, at).replace(/\/$/, ""), machineBytes);
-    if (bound) bounds.push(bound);
+    const within = others.filter(({ cgroup }) => liesIn(at, cgroup));
+    if (bound) bounds.push(less(bound, within));
     if (at === "/") return bounds;
   }
 }
+
+/** Whether a process is in the cgroup or below it, by its lines of `number:controllers:path`. */
+const liesIn = (cgroup: string, lines: string): boolean =>
+  lines.split("\n").some((line) => {
+    const path = line.replace(/^\d+:[^:]*:/, "");
+    return path === cgroup || path.startsWith(cgroup === "/" ? "/" : `${cgroup}/`);
+  });
 
 function boundOf(hierarchy: Hierarchy, folder: string, machineBytes: number): HostMemory | undefined {
   const number = (name: string) => wholeNumber(read(join(folder, name)));

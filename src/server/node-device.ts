@@ -2,8 +2,10 @@ import { formatBytes } from "../base/bytes.ts";
 import { UserError } from "../base/errors.ts";
 import { type Logger, silentLogger } from "../base/log.ts";
 import { proveRoom } from "../engine/prove-room.ts";
+import { claimMemory, turnFile } from "../gpu/claims.ts";
 import { type Device, openDevice } from "../gpu/device.ts";
 import { deviceMemory } from "../gpu/memory.ts";
+import { lock } from "../hub/lock.ts";
 import type { MemoryInfo } from "../protocol/info.ts";
 import { memoryPlan } from "../weights/memory-plan.ts";
 import { checkFit, fitQuestion, refusedByDriver, roomOf } from "./fit.ts";
@@ -26,9 +28,13 @@ export async function openNodeDevice(
     wanted: { bufferBytes: load.largestBytes, bindingBytes: load.largestBytes },
     onLost: (message) => onLost(device, message),
   });
+  let claim: Disposable | undefined;
   try {
+    // Nodes that start at once look one after the other: each counts what those before it were promised.
+    using _turn = device.info.isSoftware ? await lock(turnFile(), () => {}) : undefined;
     const question = fitQuestion(plan, roomOf(device, config.memoryLimit));
     const { neededBytes, peakBytes } = checkFit(question);
+    if (device.info.isSoftware) claim = claimMemory(neededBytes);
     const { availableBytes, source } = question.room.memory;
     log.info("memory", {
       needed: formatBytes(neededBytes),
@@ -41,6 +47,7 @@ export async function openNodeDevice(
     if (refusal !== undefined) throw refusedByDriver(question, grantedBytes, refusal);
     return device;
   } catch (error) {
+    claim?.[Symbol.dispose]();
     device.destroy();
     throw error;
   }

@@ -1,6 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
+import type { Claim } from "../../src/gpu/claims.ts";
 import { hostMemory } from "../../src/gpu/host-memory.ts";
 import { temporaryFolder } from "../support/safetensors.ts";
 
@@ -12,13 +13,13 @@ const MEMINFO =
 const UNLIMITED_V1 = "9223372036854771712\n";
 
 /** What the kernel would show below this root. */
-function measured(files: Record<string, string>) {
+function measured(files: Record<string, string>, others: readonly Claim[] = []) {
   using folder = temporaryFolder();
   for (const [path, text] of Object.entries({ "proc/meminfo": MEMINFO, ...files })) {
     mkdirSync(dirname(join(folder.path, path)), { recursive: true });
     writeFileSync(join(folder.path, path), text);
   }
-  const { totalBytes, availableBytes, boundBy } = hostMemory(folder.path);
+  const { totalBytes, availableBytes, boundBy } = hostMemory(folder.path, others);
   return { totalBytes, availableBytes, boundBy: boundBy.replace(folder.path, "") };
 }
 
@@ -103,11 +104,35 @@ describe.skipIf(process.platform !== "linux")("the memory that a process can hav
     });
     expect(measured(limits(`${3 * GIB}`))).toEqual({
       totalBytes: 3 * GIB,
-      availableBytes: 2 * GIB,
+      availableBytes: 0.5 * GIB, // 1 GiB is used, and 1.5 will be beside what a node plans
       boundBy: "this process (ulimit -v)",
     });
     expect(measured(limits(`${GIB / 2}`)).availableBytes).toBe(0);
     expect(measured(limits("unlimited"))).toEqual(machine);
+  });
+
+  test("less by what other nodes were promised and have not taken, in a cgroup by that of the nodes in it", () => {
+    const others = [
+      { outstandingBytes: 1 * GIB, cgroup: "0::/app/one\n" },
+      { outstandingBytes: 2 * GIB, cgroup: "3:cpu:/\n0::/apple\n" },
+      { outstandingBytes: 0, cgroup: "0::/app\n" },
+    ];
+    expect(measured({}, others)).toEqual({
+      ...machine,
+      availableBytes: 9 * GIB,
+      boundBy: "the machine, less 3.0 GiB that other nodes were promised",
+    });
+    const files = {
+      "proc/self/cgroup": "0::/app/two\n",
+      [`${CGROUP}/cgroup.controllers`]: "memory\n",
+      [`${CGROUP}/app/memory.max`]: `${4 * GIB}\n`,
+    };
+    expect(measured(files, others)).toEqual({
+      totalBytes: 4 * GIB,
+      availableBytes: 3 * GIB,
+      boundBy: "the cgroup /sys/fs/cgroup/app, less 1.0 GiB that other nodes were promised",
+    });
+    expect(measured(files, [{ outstandingBytes: 20 * GIB, cgroup: "0::/app/one\n" }]).availableBytes).toBe(0);
   });
 
   test("on this machine no more than the machine's own", () => {

@@ -1,6 +1,7 @@
 import { afterAll, describe, expect, test } from "bun:test";
-import { readFileSync } from "node:fs";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { hostMemory } from "../../src/gpu/host-memory.ts";
 import type { NodeInfo } from "../../src/protocol/info.ts";
 import { softwareDevices } from "../support/device.ts";
 import { GPT2_124M, writeEmptyGpt2 } from "../support/empty-gpt2.ts";
@@ -88,6 +89,36 @@ describe.each(softwareDevices.map((one) => [one.name, one.adapter] as const))("a
     },
     120_000,
   );
+});
+
+describe.skipIf(process.platform !== "linux" || !device)("two nodes that start at the same time", () => {
+  const directory = writeEmptyGpt2(join(folder.path, "twice"), GPT2_124M);
+
+  test("are promised the memory of the machine once: one serves, the other is refused and says why", async () => {
+    // As if a third node had been promised all but 900 MiB, of which each of the two needs 572.
+    const temporary = join(folder.path, "tmp");
+    const claimed = join(temporary, `meshnet-${process.getuid!()}`);
+    mkdirSync(claimed, { recursive: true });
+    const startTime = readFileSync("/proc/self/stat", "utf8")
+      .replace(/^.*\) /s, "")
+      .split(" ")[19]!;
+    const bytes = hostMemory("/", []).availableBytes - 900 * 2 ** 20;
+    const heldBytes = Number.MAX_SAFE_INTEGER; // it takes none of it meanwhile
+    writeFileSync(join(claimed, `${process.pid}.claim`), JSON.stringify({ bytes, heldBytes, startTime }));
+
+    const start = () =>
+      new NodeProcess(["--model-id", directory, "--device", device!.adapter!], { env: { TMPDIR: temporary } });
+    await using one = start();
+    await using other = start();
+    const ends = await Promise.all(
+      [one, other].map((node) => node.ready().then(() => "serves", () => node.exited)), // prettier-ignore
+    );
+    expect(ends.map(String).toSorted()).toEqual(["3", "serves"]);
+    const { log } = ends[0] === "serves" ? other : one;
+    expect(log).toMatch(
+      /need 571\.7 MiB[^]*\(memory of the machine, less \d+\.\d GiB that other nodes were promised\)/,
+    );
+  }, 60_000);
 });
 
 /** A field of a process's status, in bytes. */
