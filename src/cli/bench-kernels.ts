@@ -1,3 +1,4 @@
+import { inDigits } from "../base/digits.ts";
 import { UserError } from "../base/errors.ts";
 import {
   type BenchShape,
@@ -46,9 +47,9 @@ function cellsOf(timing: KernelTiming): string[] {
     `${rows}`,
     `${outputs}x${columns}`,
     encoding === "bf16" ? "bfloat16" : encoding,
-    (seconds * 1000).toPrecision(3),
-    timing.gigabytesPerSecond.toPrecision(3),
-    timing.gigaflopsPerSecond.toPrecision(3),
+    inDigits(seconds * 1000, 3),
+    inDigits(timing.gigabytesPerSecond, 3),
+    inDigits(timing.gigaflopsPerSecond, 3),
     timeToBf16 === null ? "" : `${timeToBf16.toFixed(2)} x`,
   ];
 }

@@ -11,6 +11,7 @@ import { planNode } from "../server/plan-node.ts";
 import { loggerOf, wholeNumber, wordList } from "./flags.ts";
 import { Interrupts, unlessInterrupted } from "./interrupt.ts";
 import { checkHeadArgs, type HeadArgs, openHead } from "./open-head.ts";
+import { openResults } from "./stdout.ts";
 
 /** Flags of `meshnet bench serve` alone. */
 export const serveFlags = {
@@ -43,6 +44,7 @@ export async function runBenchServe(args: ServeArgs, runs: number): Promise<numb
   const counts = typed?.map((text) => wholeNumber("sessions", text, 1, 1024)!);
   if (counts?.length === 0) throw new UserError("bad_usage", "--sessions is empty", "give numbers, as 1,4,16");
   const from = checkHeadArgs(args);
+  const print = openResults();
   const signal = new Interrupts().begin();
   const log = loggerOf(args);
   const options: ServeBenchOptions = {
@@ -58,7 +60,7 @@ export async function runBenchServe(args: ServeArgs, runs: number): Promise<numb
   return unlessInterrupted(signal, async () => {
     await using head = await openHead(args, { signal, sessions });
     const measured = await Promise.race([benchServe(head.client, options), head.failure]);
-    console.log(
+    await print(
       args.json ? JSON.stringify({ ...optionsJson(options), ...measured }, undefined, 2) : describe(measured, options),
     );
     return 0;

@@ -10,6 +10,7 @@ import { runBenchServe, serveFlags } from "./bench-serve.ts";
 import { defineCommand } from "./command.ts";
 import { logFlags, loggerOf, wholeNumber } from "./flags.ts";
 import { headFlags } from "./open-head.ts";
+import { openResults } from "./stdout.ts";
 
 const flags = {
   what: { type: "positional", required: true, description: "What is measured: load, kernels or serve" },
@@ -58,8 +59,9 @@ export const bench = defineCommand({
     const surroundings = { log: loggerOf(args), env: process.env };
     if (args.what === "kernels") {
       const options = { device, shapes: shapesOf(args.shapes), runs };
+      const print = openResults();
       const measured = await benchKernels(options, surroundings);
-      console.log(args.json ? JSON.stringify({ runs, ...measured }, undefined, 2) : describeKernels(measured, runs));
+      await print(args.json ? JSON.stringify({ runs, ...measured }, undefined, 2) : describeKernels(measured, runs));
       return 0;
     }
     if (args.what !== "load") {
@@ -73,8 +75,9 @@ export const bench = defineCommand({
       const hint = "loading is measured from files that are whole and on this machine: give their directory";
       throw new UserError("bad_usage", `--model-id ${directory} is not a directory with a config.json`, hint);
     }
+    const print = openResults();
     const measured = await benchLoad({ directory, device, runs }, surroundings);
-    console.log(describe(directory, runs, measured));
+    await print(describe(directory, runs, measured));
     return 0;
   },
 });

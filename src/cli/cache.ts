@@ -4,6 +4,7 @@ import { RangeStore, type StoreEntry } from "../hub/range-store.ts";
 import { rangeStoreDir } from "../hub/settings.ts";
 import { defineCommand } from "./command.ts";
 import { wholeNumber } from "./flags.ts";
+import { openResults } from "./stdout.ts";
 import { seeHelp } from "./strict.ts";
 
 const DAY_MS = 86_400_000;
@@ -29,11 +30,13 @@ export const cache = defineCommand({
     const days = args.all ? 0 : (wholeNumber("older-than", args["older-than"], 0) ?? DAYS);
     switch (args.action) {
       case "list":
-        console.log(table(store.list()));
+        await openResults()(table(store.list()));
         return 0;
-      case "prune":
-        console.log(prune(store, Date.now() - days * DAY_MS));
+      case "prune": {
+        const print = openResults();
+        await print(prune(store, Date.now() - days * DAY_MS));
         return 0;
+      }
       default:
         throw new UserError("bad_usage", `meshnet cache cannot ${args.action}: list or prune`, seeHelp("cache"));
     }

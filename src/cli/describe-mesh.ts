@@ -16,6 +16,7 @@ export function describeMesh(plan: MeshPlan, commands: readonly MeshCommand[]): 
     ["fewer", fewer(plan, split)],
     ["assumed", assumed(plan)],
     ["problems", machines.flatMap(({ problems }, i) => problems.map((problem) => `machine ${i + 1}: ${problem}`))],
+    ["warning", headWarning(plan)],
   ];
   const text = blocks
     .filter(([, lines]) => lines.length > 0)
@@ -111,6 +112,9 @@ function assumed({ machines, split, anyOrder, softwareExtraBytes }: MeshPlan): s
     ...(anyOrder ? [] : ["that the machines follow each other as listed: there are too many to try every order"]),
   ];
 }
+
+const headWarning = ({ headProblem }: MeshPlan): string[] =>
+  headProblem === null ? [] : [`the head cannot start: ${headProblem.problem}`, headProblem.hint];
 
 function describeMachines(places: readonly number[]): string {
   const numbers = places.toSorted((a, b) => a - b).map((i) => `${i + 1}`);

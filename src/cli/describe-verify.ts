@@ -1,3 +1,4 @@
+import { inDigits } from "../base/digits.ts";
 import type { JudgedQuality } from "../server/logit-quality.ts";
 import type {
   EncodingReport,
@@ -52,10 +53,10 @@ function withReference({ reference, layers, referenceQuality, encodings }: Refer
 function layerTable(layers: readonly LayerReport[]): string[] {
   const rows = layers.map((layer) => [
     layer.name,
-    layer.relativeRms.toPrecision(3),
-    layer.relativeNoise.toPrecision(3),
-    layer.maxError.toPrecision(3),
-    layer.maxNoise.toPrecision(3),
+    inDigits(layer.relativeRms, 3),
+    inDigits(layer.relativeNoise, 3),
+    inDigits(layer.maxError, 3),
+    inDigits(layer.maxNoise, 3),
     layer.toFloat32.toFixed(2),
     layer.toBfloat16.toFixed(2),
     layer.isWithin ? "" : "OUTSIDE",
@@ -79,11 +80,11 @@ type Row<T> = readonly [name: string, cell: (one: T) => string];
 
 const REFERENCE_ROWS: readonly Row<Omit<ReferenceEncoding, "name"> & { readonly name: string }>[] = [
   ["logits", ({ name }) => name],
-  ["rms error", ({ quality }) => quality.rmsError.toPrecision(3)],
-  ["max error", ({ quality }) => quality.maxError.toPrecision(3)],
+  ["rms error", ({ quality }) => inDigits(quality.rmsError, 3)],
+  ["max error", ({ quality }) => inDigits(quality.maxError, 3)],
   ["relative rms error", ({ quality, bounds }) => bounded(quality.relativeRms, "≤", bounds?.relativeRms)],
   ["KL divergence, nats", ({ quality, bounds }) => bounded(quality.klDivergence, "≤", bounds?.klDivergence)],
-  ["top-1 agreement", ({ quality }) => quality.top1Agreement.toPrecision(3)],
+  ["top-1 agreement", ({ quality }) => inDigits(quality.top1Agreement, 3)],
   [
     "top-1 agreement, float32 sure",
     ({ quality, bounds }) => bounded(quality.sureAgreement, "≥", bounds?.sureAgreement),
@@ -96,13 +97,13 @@ const textRows = (cut: number | null): readonly Row<EncodingReport>[] => [
   ["", ({ name }) => name],
   ["bytes per parameter, quantized layers", ({ bytesPerParameter }) => bytesPerParameter.quantized.toFixed(4)],
   ["bytes per parameter, whole model", ({ bytesPerParameter }) => bytesPerParameter.model.toFixed(4)],
-  ["rms logit error", ({ quality }) => quality?.rmsError.toPrecision(3) ?? "-"],
-  ["max logit error", ({ quality }) => quality?.maxError.toPrecision(3) ?? "-"],
+  ["rms logit error", ({ quality }) => (quality ? inDigits(quality.rmsError, 3) : "-")],
+  ["max logit error", ({ quality }) => (quality ? inDigits(quality.maxError, 3) : "-")],
   ["relative rms error", judged("relativeRms", "≤")],
   ["KL divergence, nats", judged("klDivergence", "≤")],
-  ["top-1 agreement", ({ quality }) => quality?.top1Agreement.toPrecision(3) ?? "-"],
+  ["top-1 agreement", ({ quality }) => (quality ? inDigits(quality.top1Agreement, 3) : "-")],
   ["top-1 agreement, bfloat16 sure", judged("sureAgreement", "≥")],
-  ["perplexity", ({ perplexity }) => perplexity.toPrecision(5)],
+  ["perplexity", ({ perplexity }) => inDigits(perplexity, 5)],
   ["perplexity over bfloat16's", judged("perplexityRatio", "≤")],
   ["two runs", ({ sameTwice }) => bits(sameTwice)],
   [cut === null ? "cut in two" : `cut at layer ${cut}`, ({ sameCut }) => bits(sameCut)],
@@ -115,7 +116,7 @@ const judged =
 
 /** In brackets the bound, where there is one. */
 function bounded(value: number | null, sign: string, bound: number | undefined): string {
-  const text = value?.toPrecision(3) ?? "none";
+  const text = value === null ? "none" : inDigits(value, 3);
   return bound === undefined ? text : `${text} (${sign} ${bound})`;
 }
 

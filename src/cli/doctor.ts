@@ -2,11 +2,13 @@ import { join } from "node:path";
 import type { ArgsDef } from "citty";
 import { dependencies, version } from "../../package.json" with { type: "json" };
 import { ERRORS, UserError } from "../base/errors.ts";
+import { peerUrl } from "../mesh/probe.ts";
 import { type Check, type DoctorOptions, examine, isWrongUsage, reportOf } from "../server/doctor/index.ts";
 import { MAX_ROWS, type Quantization, QUANTIZATIONS } from "../server/plan-node.ts";
 import { defineCommand } from "./command.ts";
 import { describeCheck, describeVerdict } from "./describe-doctor.ts";
 import { hubFlags, logFlags, loggerOf, wholeNumber } from "./flags.ts";
+import { openResults } from "./stdout.ts";
 import { environmentName } from "./strict.ts";
 import { byteSize } from "./units.ts";
 
@@ -68,6 +70,7 @@ export const doctor = defineCommand({
     "meshnet doctor --quick --peer http://192.168.1.20:8002",
   ],
   async run(args) {
+    if (args.peer !== undefined) peerUrl(args.peer); // wrong usage, not a thing to find out at the end
     const options: DoctorOptions = {
       versions: { meshnet: version, dawn: dependencies.webgpu, isCompiled: IS_COMPILED },
       self: IS_COMPILED ? [process.execPath] : [process.execPath, join(import.meta.dir, "../index.ts")],
@@ -81,16 +84,14 @@ export const doctor = defineCommand({
       model: modelQuestion(args),
     };
     const log = loggerOf({ ...args, "log-level": args["log-level"] === "info" ? "error" : args["log-level"] });
-    const hasColour = process.stdout.isTTY && !process.env["NO_COLOR"];
-    const print = (text: string) => console.log(hasColour ? text : Bun.stripANSI(text));
+    const print = openResults();
     const checks: Check[] = [];
     for await (const check of examine(options, { env: process.env, log })) {
       checks.push(check);
-      if (!args.json) print(describeCheck(check));
+      if (!args.json) await print(describeCheck(check));
     }
     const report = reportOf(checks, options);
-    if (args.json) console.log(JSON.stringify(report, undefined, 2));
-    else print(describeVerdict(report));
+    await print(args.json ? JSON.stringify(report, undefined, 2) : describeVerdict(report));
     if (isWrongUsage(report)) return ERRORS.bad_usage.exit;
     return report.ok ? 0 : 1;
   },

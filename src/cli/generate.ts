@@ -1,6 +1,6 @@
 import type { ArgsDef } from "citty";
 import { UserError } from "../base/errors.ts";
-import type { TextEvent } from "../mesh/head-client.ts";
+import type { HeadClient, TextEvent, TextOptions } from "../mesh/head-client.ts";
 import { type Answer, answerJson, describeSpeed, printer, takeAnswer } from "./answer.ts";
 import { defineCommand } from "./command.ts";
 import { EXIT_INTERRUPTED, Interrupts, unlessInterrupted } from "./interrupt.ts";
@@ -15,7 +15,10 @@ const flags = {
   prompt: { type: "positional", required: false, description: "The text to continue; - reads it from stdin" },
   "prompt-file": { type: "string", valueHint: "FILE", description: "A file with the text to continue" },
   ...textFlags,
-  "max-new-tokens": { ...textFlags["max-new-tokens"], default: `${USUAL_TOKENS}` },
+  "max-new-tokens": {
+    ...textFlags["max-new-tokens"],
+    description: `The most tokens to make (default: ${USUAL_TOKENS}, or what the context has left)`,
+  },
   ...headFlags,
 } satisfies ArgsDef;
 
@@ -39,7 +42,7 @@ export const generate = defineCommand({
     return unlessInterrupted(signal, async () => {
       await using head = await openHead(args, { signal, sessions: 1 });
       const info = await head.client.headInfo(signal);
-      const texts = head.client.text({ prompt }, greedyUnlessAsked(options, info), signal);
+      const texts = textAfter(prompt, head.client, greedyUnlessAsked(options, info), signal);
       const answering = args.json ? takeAnswer(texts, { signal }) : sayText(prompt, texts, signal, stdout);
       const answer = await Promise.race([answering, head.failure]);
       const json = { model: info?.model_id ?? null, prompt, ...answerJson(answer) };
@@ -50,6 +53,38 @@ export const generate = defineCommand({
     });
   },
 });
+
+/** As many tokens as asked for; by default the usual number, or what the context has left where that is less. */
+async function* textAfter(
+  prompt: string,
+  client: HeadClient,
+  options: TextOptions,
+  signal: AbortSignal,
+): AsyncGenerator<TextEvent> {
+  const { max_tokens = USUAL_TOKENS } = options;
+  try {
+    yield* client.text({ prompt }, { ...options, max_tokens }, signal);
+  } catch (error) {
+    const isFull = error instanceof UserError && error.code === "context_exceeded"; // before a text has begun
+    if (!isFull || options.max_tokens !== undefined) throw error;
+    const left = await tokensLeft(prompt, client, signal);
+    yield* client.text({ prompt }, { ...options, max_tokens: left }, signal); // without a number it is the head's to say
+  }
+}
+
+/** By the head's own count of the prompt's tokens, for which nothing is computed. Undefined where there are none, or nobody tells. */
+async function tokensLeft(prompt: string, client: HeadClient, signal: AbortSignal): Promise<number | undefined> {
+  const info = await client.info(signal);
+  let left: number | undefined;
+  try {
+    for await (const { usage } of client.text({ prompt }, { max_tokens: 0 }, signal)) {
+      if (info && usage) left = info.max_context - usage.prompt;
+    }
+  } catch (error) {
+    if (!(error instanceof UserError && error.code === "context_exceeded")) throw error;
+  }
+  return left !== undefined && left > 0 ? left : undefined;
+}
 
 /** Prints the prompt as soon as its continuation begins, and that as it comes. */
 async function sayText(

@@ -27,6 +27,12 @@ export function hostAndPort(flag: string, text: string): HostAndPort {
   throw new UserError("bad_usage", `${flag} ${text}: "${portText}" is no port`, "give one from 1 to 65535");
 }
 
+/** Where a node listens by itself, and what `localhost` means. */
+export const LOOPBACK = "127.0.0.1";
+
+/** By which every machine calls itself, and nobody else reaches it. */
+export const isLocalhost = (host: string): boolean => /^(.+\.)?localhost\.?$/i.test(host);
+
 function problemOfV6(host: string): string | undefined {
   if (!isIPv6(host) || host.includes("%")) return `"${host}" is no address that a URL can have`;
   return new URL(`http://[${host}]`).hostname === "[::]" ? EVERYWHERE(host) : undefined;

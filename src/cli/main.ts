@@ -3,6 +3,7 @@ import { ERRORS, type ErrorCode, UserError } from "../base/errors.ts";
 import { RemoteError } from "../protocol/error-reply.ts";
 import type { Command } from "./command.ts";
 import { tell } from "./stderr.ts";
+import { openResults } from "./stdout.ts";
 import { nearestName } from "./strict.ts";
 
 /** Loaded when called: `--help` and the client commands run where no GPU runtime can. */
@@ -48,8 +49,8 @@ async function dispatch([name, ...words]: readonly string[]): Promise<number> {
   return wantsHelp ? print(await command.help()) : command.run(words);
 }
 
-function print(text: string): number {
-  console.log(process.stdout.isTTY && !process.env["NO_COLOR"] ? text : Bun.stripANSI(text));
+async function print(text: string): Promise<number> {
+  await openResults()(text);
   return 0;
 }
 

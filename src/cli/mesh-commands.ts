@@ -2,6 +2,7 @@ import { sizeFlag } from "../base/bytes.ts";
 import type { MeshMachine } from "../server/machines.ts";
 import type { MeshConfig, MeshPlan } from "../server/plan-mesh.ts";
 import { DEFAULT_SESSIONS } from "../server/plan-node.ts";
+import { isLocalhost, LOOPBACK } from "./host.ts";
 
 /** What to type on which machine. */
 export interface MeshCommand {
@@ -64,17 +65,23 @@ function placesOf(machines: readonly (MeshMachine & { readonly number: number })
   });
 }
 
-const placeKey = (host: string, port: number): string => `${host.toLowerCase().replace(/^\[|\]$/g, "")} ${port}`;
+const placeKey = (host: string, port: number): string =>
+  `${isLocalhost(host) ? LOOPBACK : host.toLowerCase().replace(/^\[|\]$/g, "")} ${port}`;
 
 /** `name`: as it was written, for a URL has it in lower case. */
 function placeOf({ href, protocol, pathname, hostname, port }: URL, name = hostname): Place {
   if (protocol !== "http:" || pathname !== "/") return { url: href, flags: [] }; // behind a proxy: how, nobody knows here
   const number = port === "" ? "80" : port;
   const url = `http://${name.includes(":") && !name.startsWith("[") ? `[${name}]` : name}:${number}`;
+  return { url, flags: [...listening(name), "--port", number] };
+}
+
+function listening(name: string): string[] {
+  if (/^localhost\.?$/i.test(name)) return ["--host", LOOPBACK];
+  if (isLocalhost(name)) return ["--host", LOOPBACK, "--allow-host", name];
   const isAddress = /^[\d.]+$|:/.test(name) || /^HOST\d+$/.test(name);
   // A machine may take its own name for loopback: it listens everywhere, and answers to the name.
-  const host = isAddress ? ["--host", name.replace(/^\[|\]$/g, "")] : ["--host", "0.0.0.0", "--allow-host", name];
-  return { url, flags: [...host, "--port", number] };
+  return isAddress ? ["--host", name.replace(/^\[|\]$/g, "")] : ["--host", "0.0.0.0", "--allow-host", name];
 }
 
 /** As a POSIX shell wants it. */

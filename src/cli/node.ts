@@ -16,6 +16,7 @@ import {
 import { defineCommand } from "./command.ts";
 import { hubFlags, logFlags, loggerOf, wholeNumber, wordList } from "./flags.ts";
 import { megabytes, showDownload, StatusLine } from "./progress.ts";
+import { openResults } from "./stdout.ts";
 import { byteSize } from "./units.ts";
 
 const flags = {
@@ -138,8 +139,9 @@ export const node = defineCommand({
     const progress = args.quiet ? undefined : showDownload({ log, format, line: isTerminal() ? line : undefined });
     const surroundings = { log, env: process.env, progress };
     if (args["dry-run"]) {
+      const print = openResults();
       const result = await dryRun(config, surroundings);
-      console.log(describeDryRun(result));
+      await print(describeDryRun(result));
       if (result.refusal) throw result.refusal;
       return 0;
     }

@@ -5,9 +5,10 @@ import { planMesh } from "../server/plan-mesh.ts";
 import { DEFAULT_SESSIONS, MAX_ROWS, type Quantization, QUANTIZATIONS } from "../server/plan-node.ts";
 import { defineCommand } from "./command.ts";
 import { describeMesh, misfit } from "./describe-mesh.ts";
-import { hostAndPort } from "./host.ts";
+import { hostAndPort, isLocalhost, LOOPBACK } from "./host.ts";
 import { hubFlags, logFlags, loggerOf, wholeNumber, wordList } from "./flags.ts";
 import { meshCommands } from "./mesh-commands.ts";
+import { openResults } from "./stdout.ts";
 import { byteRate, byteSize } from "./units.ts";
 
 const flags = {
@@ -83,6 +84,7 @@ export const plan = defineCommand({
     };
     const roundTrip = args["round-trip"];
     const linkSpeed = args["link-speed"];
+    const print = openResults();
     const machines = await describeMachines(specs, {
       ...ASSUMED,
       ...(roundTrip !== undefined && { roundTripSeconds: milliseconds("--round-trip", roundTrip) / 1000 }),
@@ -91,9 +93,9 @@ export const plan = defineCommand({
     });
     const result = await planMesh(config, machines, { log: loggerOf(args), env: process.env });
     const commands = meshCommands(result, config);
-    if (args.json) console.log(JSON.stringify({ ...result, commands }, undefined, 2));
+    if (args.json) await print(JSON.stringify({ ...result, commands }, undefined, 2));
     if (!result.split) throw misfit(result);
-    if (!args.json) console.log(describeMesh(result, commands));
+    if (!args.json) await print(describeMesh(result, commands));
     return 0;
   },
 });
@@ -125,21 +127,25 @@ function sizeAndSpeed(flag: string, text: string, whole: string): MachineSpec {
 
 /** Two nodes cannot listen on one port. */
 function checkPorts(specs: readonly MachineSpec[]): void {
-  const seen = new Set<string>();
-  for (const { host, port, url } of specs) {
-    const known = url === undefined ? undefined : URL.parse(url);
-    const place = known ? known.host.toLowerCase() : port === undefined ? undefined : placeOf(host!, port);
-    if (place === undefined) continue;
-    if (!seen.has(place)) seen.add(place);
+  const seen = new Map<string, string>();
+  for (const spec of specs) {
+    const place = placeOf(spec);
+    if (!place) continue;
+    const key = `${isLocalhost(place.hostname) ? LOOPBACK : place.hostname} ${place.port || "80"}`;
+    const other = seen.get(key);
+    if (other === undefined) seen.set(key, place.host);
     else {
+      const problem = other === place.host ? `${other} is given twice` : `${other} and ${place.host} are one place`;
       const hint = "name each machine once; for two nodes on one machine give two ports";
-      throw new UserError("bad_usage", `${place} is given twice`, hint);
+      throw new UserError("bad_usage", problem, hint);
     }
   }
 }
 
-const placeOf = (host: string, port: number): string =>
-  new URL(`http://${host.includes(":") ? `[${host}]` : host}:${port}`).host;
+function placeOf({ host, port, url }: MachineSpec): URL | null {
+  if (url !== undefined) return URL.parse(url);
+  return port === undefined ? null : new URL(`http://${host!.includes(":") ? `[${host}]` : host}:${port}`);
+}
 
 function milliseconds(flag: string, text: string): number {
   const value = /^\d+(\.\d+)?$/.test(text) ? Number(text) : NaN;

@@ -6,6 +6,7 @@ import { defineCommand } from "./command.ts";
 import { describeVerification } from "./describe-verify.ts";
 import { hubFlags, logFlags, loggerOf, wholeNumber, wordList } from "./flags.ts";
 import { showDownload } from "./progress.ts";
+import { openResults } from "./stdout.ts";
 
 const COMPARED = ["int8", "nf4"] as const;
 
@@ -78,9 +79,10 @@ export const verifyCommand = defineCommand({
       offline: args.offline,
       cacheDir: args["cache-dir"],
     };
+    const print = openResults();
     const progress = showDownload({ log, format: args["log-format"] as "text" | "json" });
     const result = await verify(config, { log, env: process.env, progress });
-    console.log(args.json ? JSON.stringify(result, undefined, 2) : describeVerification(result));
+    await print(args.json ? JSON.stringify(result, undefined, 2) : describeVerification(result));
     return result.ok ? 0 : 1;
   },
 });

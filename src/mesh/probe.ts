@@ -198,7 +198,8 @@ class Peer {
   }
 }
 
-function peerUrl(text: string): string {
+/** The URL of a node, as it is asked. Throws UserError `bad_usage` for what is none. */
+export function peerUrl(text: string): string {
   const url = plainUrl(text);
   if (url !== undefined) return url;
   const what = URL.parse(text)?.password ? "the URL of a node has a password in it" : `"${text}" is not a node's URL`;

@@ -2,7 +2,6 @@ import { UserError } from "../base/errors.ts";
 import { silentLogger } from "../base/log.ts";
 import { isHead } from "../base/span.ts";
 import { openDevice } from "../gpu/device.ts";
-import { loadTokenizer } from "../tokenizer/tokenizer.ts";
 import { memoryPlan } from "../weights/memory-plan.ts";
 import {
   describeFree,
@@ -14,8 +13,8 @@ import {
   shortageOf,
   waysOut,
 } from "./fit.ts";
-import { loadTextModel } from "./openai/text-model.ts";
 import { type NodeConfig, type NodePlan, planNode, type Surroundings } from "./plan-node.ts";
+import { textProblem } from "./text-problem.ts";
 
 /** What a node would do, and whether it could. */
 export interface DryRun {
@@ -41,7 +40,8 @@ export async function dryRun(config: NodeConfig, surroundings: Surroundings): Pr
   const needs = memoryPlan(plan.load, question.room.adapter);
   const shortage = shortageOf(needs, question.room);
   if (!shortage) {
-    if (isHead(plan.load.options.span)) loadTextModel(plan.snapshot, await loadTokenizer(plan.snapshot.directory));
+    const problem = isHead(plan.load.options.span) && (await textProblem(plan.snapshot));
+    if (problem) throw problem;
     const there = room ? describeFree(room) : "no device was found here: only --memory-limit was looked at";
     return { plan, memory, verdict: `fits: ${there}`, refusal: undefined };
   }

@@ -1,3 +1,5 @@
+import { inDigits } from "../base/digits.ts";
+
 /** How the logits of one encoding differ from those of bfloat16, over every position of a text. */
 export interface LogitQuality {
   /** Of the differences between the logits, as they are. */
@@ -111,11 +113,11 @@ function indexOfLargest(values: Float32Array): number {
 export function outsideBounds(quality: LogitQuality, bounds: QualityBounds): string[] {
   const over = (["relativeRms", "klDivergence", "perplexityRatio"] as const)
     .filter((name) => !(quality[name] <= bounds[name]))
-    .map((name) => `${NAMES[name]} is ${quality[name].toPrecision(3)}, above ${bounds[name]}`);
+    .map((name) => `${NAMES[name]} is ${inDigits(quality[name], 3)}, above ${bounds[name]}`);
   const { sureAgreement, surePositions } = quality;
   if (sureAgreement === null || surePositions < LEAST_SURE_POSITIONS || sureAgreement >= bounds.sureAgreement)
     return over;
-  return [...over, `${NAMES.sureAgreement} is ${sureAgreement.toPrecision(3)}, below ${bounds.sureAgreement}`];
+  return [...over, `${NAMES.sureAgreement} is ${inDigits(sureAgreement, 3)}, below ${bounds.sureAgreement}`];
 }
 
 const NAMES = {

@@ -1,5 +1,8 @@
 import { UserError } from "../base/errors.ts";
+import { quote } from "../base/quote.ts";
 import { type PeerReport, probePeer } from "../mesh/probe.ts";
+import { PROTOCOL_VERSION } from "../protocol/headers.ts";
+import type { MemoryInfo } from "../protocol/info.ts";
 
 /** A machine as somebody describes it; what is missing of a running node is asked. */
 export interface MachineSpec {
@@ -59,7 +62,8 @@ export interface MeshMachine {
 
 /**
  * Completes what is said of each machine: by asking the node that runs on it, else by the assumptions.
- * @throws UserError `bad_usage` where nobody knows a machine's memory, or where two URLs lead to one node; what `probePeer` throws.
+ * @throws UserError `bad_usage` where nobody knows a machine's memory, or where two URLs lead to one node; `not_supported` where one
+ * speaks another protocol version, `next_nonsense` where it tells what cannot be; what `probePeer` throws.
  */
 export async function describeMachines(
   specs: readonly MachineSpec[],
@@ -71,6 +75,7 @@ export async function describeMachines(
   for (const spec of specs) {
     const report = spec.url === undefined ? undefined : await probePeer(spec.url);
     if (report) {
+      checkVersion(report);
       const other = urls.get(report.info.node);
       if (other !== undefined) throw sameNode(other, report.url);
       urls.set(report.info.node, report.url);
@@ -78,6 +83,14 @@ export async function describeMachines(
     machines.push(describe(spec, assumed, report));
   }
   return machines;
+}
+
+/** It could not be in a chain with this meshnet's nodes. */
+function checkVersion({ url, info: { v } }: PeerReport): void {
+  if (v === PROTOCOL_VERSION) return;
+  const problem = `the node ${url} speaks protocol version ${v}, and this meshnet ${PROTOCOL_VERSION}`;
+  const hint = "run the same version of meshnet on both; --nodes takes a machine on which no node runs yet";
+  throw new UserError("not_supported", problem, hint);
 }
 
 function sameNode(one: string, other: string): UserError {
@@ -104,6 +117,7 @@ function describe(
   const { info, tokenSeconds, uploadBytesPerSecond } = report;
   const problems = [...report.problems];
   const weightBytes = info.weight_bytes_per_token;
+  if (spec.bytesPerSecond === undefined) checkBytes(report, { weight_bytes_per_token: weightBytes }, "=24GiB@900GB/s");
   const isMeasured = spec.bytesPerSecond === undefined && tokenSeconds && weightBytes;
   if (tokenSeconds && !weightBytes) problems.push("speed: it does not say how much a token reads (an older meshnet)");
   return {
@@ -124,9 +138,22 @@ function describe(
   };
 }
 
+/** `example`: what to write behind the URL, so that it is not asked. */
+function checkBytes({ url }: PeerReport, told: Readonly<Record<string, unknown>>, example: string): void {
+  const isBytes = (value: unknown) => Number.isSafeInteger(value) && (value as number) >= 0;
+  const odd = Object.entries(told).find(([, value]) => value !== undefined && value !== null && !isBytes(value));
+  if (!odd) return;
+  const problem = `the node ${url} answered nonsense: its /info has ${odd[0]} ${quote(odd[1])}, which is no number of bytes`;
+  const hint = `is this the URL of a meshnet node of this version? What stands behind it is not asked, as ${url}${example}`;
+  throw new UserError("next_nonsense", problem, hint);
+}
+
 /** What its device has free, and what it will have free once the node that runs there has stopped. */
-function peerMemory({ url, info }: PeerReport): Pick<MeshMachine, "memoryBytes" | "limitBytes"> {
-  const { allocated, limit, available, device_available: ofDevice = available } = info.memory ?? {};
+function peerMemory(report: PeerReport): Pick<MeshMachine, "memoryBytes" | "limitBytes"> {
+  const { url, info } = report;
+  const { allocated, limit, available, device_available }: Partial<MemoryInfo> = info.memory ?? {};
+  checkBytes(report, { allocated, limit, available, device_available }, "=24GiB");
+  const ofDevice = device_available === undefined ? available : device_available;
   const limitBytes = Number.isSafeInteger(limit) ? limit! : null;
   const isKnown = Number.isSafeInteger(allocated) && Number.isSafeInteger(ofDevice);
   if (isKnown) return { memoryBytes: allocated! + ofDevice!, limitBytes };

@@ -13,6 +13,7 @@ import {
   type Quantization,
   type Surroundings,
 } from "./plan-node.ts";
+import { textProblem } from "./text-problem.ts";
 
 /** The flags that are the same for every node of the mesh. */
 export type MeshConfig = Pick<
@@ -51,6 +52,8 @@ export interface MeshPlan {
   readonly softwareExtraBytes: number;
   /** Where nothing fits: each of these is enough. */
   readonly waysOut: readonly WayOut[];
+  /** Why no node could be the head of this model, whatever its memory; null where one can. */
+  readonly headProblem: { readonly problem: string; readonly hint: string } | null;
 }
 
 export interface MeshSplit {
@@ -125,6 +128,7 @@ export async function planMesh(
     }),
   );
   const { fastest, onAll, anyOrder } = splitLayers(costs, parts);
+  const unready = await textProblem(snapshot);
   const asMeshSplit = (split: Split) => meshSplit(split, costs, parts, extras);
   return {
     schema: 1,
@@ -147,6 +151,7 @@ export async function planMesh(
     wholeOnBytes: extras.map((extra) => costs.needBytes(0, layers) + extra),
     softwareExtraBytes: SOFTWARE_EXTRA_BYTES,
     waysOut: fastest ? [] : waysOut(whole, costs, parts),
+    headProblem: unready ? { problem: unready.message, hint: unready.hint } : null,
   };
 }
 

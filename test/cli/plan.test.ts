@@ -126,6 +126,9 @@ describe("a machine given to meshnet plan", () => {
     ["fd00::1", "--host fd00::1 --port 8000", "http://[fd00::1]:8000"],
     ["[fd00::1]", "--host fd00::1 --port 8000", "http://[fd00::1]:8000"],
     ["[fd00::1]:9001", "--host fd00::1 --port 9001", "http://[fd00::1]:9001"],
+    ["localhost:8000", "--host 127.0.0.1 --port 8000", "http://localhost:8000"],
+    ["LocalHost", "--host 127.0.0.1 --port 8000", "http://LocalHost:8000"],
+    ["gpu.localhost", "--host 127.0.0.1 --allow-host gpu.localhost --port 8000", "http://gpu.localhost:8000"],
   ])("as %s has that place in the commands", async (host, flags, url) => {
     const { wholeBytes } = await planned(SMALL, "8GiB");
     // The first has the head: the other one is called.
@@ -144,6 +147,14 @@ describe("a machine given to meshnet plan", () => {
     const { commands } = await planned(SMALL, `a=${size},A:8000=${size},a:9001=${size},a=${size}`);
     const ports = commands.map(({ command }) => / --port (\d+)/.exec(command)![1]);
     expect(new Set(ports).size).toBe(ports.length);
+  });
+
+  test("as localhost shares its ports with 127.0.0.1", async () => {
+    const { wholeBytes } = await planned(SMALL, "8GiB");
+    const size = `${wholeBytes - 1}B`;
+    const { commands } = await planned(SMALL, `localhost=${size},127.0.0.1=${size}`);
+    const places = commands.map(({ command }) => / --host (\S+) --port (\d+)/.exec(command)!.slice(1).join(":"));
+    expect(places.toSorted()).toEqual(["127.0.0.1:8000", "127.0.0.1:8001"]);
   });
 
   test("by its memory alone is taken for one with a GPU, and the plan says so with what a CPU's driver takes more", async () => {
@@ -217,6 +228,26 @@ describe("where a model fits in no way, meshnet plan", () => {
   });
 });
 
+describe("where no node could be the head, meshnet plan", () => {
+  test("warns with what is missing and what to do, as a dry run of that head refuses it", async () => {
+    const { code, stdout, stderr } = await meshnet("--model-id", SMALL, "--nodes", "8GiB");
+    expect({ code, stderr }).toEqual({ code: 0, stderr: "" });
+    expect(stdout).toMatch(
+      /^warning +the head cannot start: .*neither tokenizer\.json nor vocab\.json\n +put .*tokenizer/m,
+    );
+    const { headProblem } = await planned(SMALL, "8GiB");
+    expect(headProblem).toEqual({
+      problem: expect.stringContaining(`${SMALL} has neither tokenizer.json nor vocab.json`),
+      hint: expect.stringContaining("tokenizer.json"),
+    });
+  });
+
+  test("and only there", async () => {
+    expect((await meshnet("--model-id", TINY, "--nodes", "8GiB")).stdout).not.toContain("warning");
+    expect((await planned(TINY, "8GiB")).headProblem).toBeNull();
+  });
+});
+
 test("meshnet plan does not propose a smaller encoding beside a machine that is as large without it", async () => {
   const { stdout } = await meshnet("--model-id", TINY, "--nodes", "60MiB", "--json");
   const { waysOut } = JSON.parse(stdout) as Printed;
@@ -247,6 +278,7 @@ describe("meshnet plan refuses with 2", () => {
     [["--nodes", "a:65536=8GiB"], /"65536" is no port/],
     [["--nodes", "a:b=8GiB"], /"b" is no port/],
     [["--nodes", "a:9000=8GiB,A:9000=8GiB"], /a:9000 is given twice/],
+    [["--nodes", "localhost:9000=8GiB,127.0.0.1:9000=8GiB"], /localhost:9000 and 127\.0\.0\.1:9000 are one place/],
     [["--peers", "http://127.0.0.1:9,http://127.0.0.1:9/"], /127\.0\.0\.1:9 is given twice/],
     [["--peers", "http://a:9000", "--nodes", "a:9000=8GiB"], /a:9000 is given twice/],
     [["--nodes", "8GiB", "--round-trip", "soon"], /--round-trip soon/],

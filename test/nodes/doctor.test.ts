@@ -1,5 +1,6 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { copyFileSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { copyFileSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { hostname } from "node:os";
 import { join } from "node:path";
 import { SELF_TESTS } from "../../src/engine/self-test/index.ts";
 import { CHECK_IDS } from "../../src/server/doctor/check.ts";
@@ -174,6 +175,78 @@ describe.skipIf(!hasBoth)("the doctor on a machine that is well (needs lavapipe 
   });
 });
 
+/** Lavapipe as it is installed. */
+const LAVAPIPE = ["x86_64-linux-gnu", "aarch64-linux-gnu"]
+  .map((triple) => `/usr/lib/${triple}/libvulkan_lvp.so`)
+  .find((path) => existsSync(path));
+const LIBSTDCXX = "/usr/lib/x86_64-linux-gnu/libstdc++.so.6";
+
+describe.skipIf(!hasBoth || !LAVAPIPE)("the doctor looks at a device as a node opens it (needs lavapipe)", () => {
+  test("of two devices with one name each has its own, and a model is held by the one that was asked for", async () => {
+    const copy = join(folder.path, "libcopy.so");
+    const bytes = readFileSync(LAVAPIPE!);
+    bytes.write("Mesa 9", bytes.indexOf("Mesa 2")); // another version, by which the two are told apart
+    writeFileSync(copy, bytes);
+    const files = [driver("installed.json", LAVAPIPE!), driver("copy.json", copy)];
+    const env = { VK_DRIVER_FILES: files.join(":"), VK_ICD_FILENAMES: files.join(":") };
+    const { one, all } = await examine(["--quick", "--model-id", TINY, "--device", "llvmpipe#1"], { env });
+    const [first, second] = [lavapipe!.adapter!, `${lavapipe!.adapter!}#1`];
+    expect(
+      all("adapter")
+        .map(({ subject }) => subject)
+        .toSorted(),
+    ).toEqual([swiftshader!.adapter!, first, second].toSorted());
+    expect([first, second].map((subject) => one("adapter", subject).facts["nameIndex"])).toEqual([0, 1]);
+    expect(one("self-test", second)).toMatchObject({ status: "ok" });
+    expect(one("device").facts["name"]).toBe(second);
+    expect(one("model")).toMatchObject({ status: "ok", facts: { device: second } });
+
+    await using node = new NodeProcess(["--model-id", TINY, "--device", "llvmpipe#1"], { env });
+    await node.url;
+    expect(node.log).toContain(String(one("adapter", second).facts["description"]));
+  }, 60_000);
+
+  test.skipIf(!canMakeRoots || !existsSync(LIBSTDCXX))(
+    "with a broken libstdc++ its driver is tried with the one in the binary, and libstdc++ is what is named",
+    async () => {
+      const script = `mount --bind /dev/null "$(realpath ${LIBSTDCXX})"; exec "$@"`;
+      const wrapper = ["unshare", "-rm", "sh", "-ec", script, "sh"];
+      const { one, all, code } = await examine(["--quick", "--model-id", TINY], { wrapper });
+      expect(code).toBe(0);
+      expect(one("c-library")).toMatchObject({
+        status: "warn",
+        found: expect.stringContaining("libstdc++.so.6: file too short); the one in this binary is used"),
+        remedy: expect.stringContaining("libstdc++6"),
+      });
+      expect(all("driver").filter(({ status }) => status === "warn")).toEqual([]);
+      expect(one("self-test", lavapipe!.adapter)).toMatchObject({ status: "ok" });
+      expect(one("device").facts["name"]).toBe(lavapipe!.adapter!);
+      expect(one("model")).toMatchObject({ status: "ok", facts: { device: lavapipe!.adapter } });
+    },
+    60_000,
+  );
+});
+
+describe.skipIf(process.platform !== "linux")("the doctor under ulimit -v", () => {
+  test.each([450_000, 2_000_000])(
+    "of %d kB, which leaves Bun no way to call libraries, skips what it cannot ask, and says why",
+    async (limit) => {
+      const wrapper = ["sh", "-c", `ulimit -v ${limit}; exec "$@"`, "sh"];
+      const { all, report } = await examine(["--quick"], { wrapper });
+      const skipped = [...all("c-library"), ...all("vulkan-loader"), ...all("driver")];
+      expect(skipped.length).toBeGreaterThan(2);
+      for (const { id, status, found } of skipped)
+        expect({ id, status, found }).toEqual({ id, status: "skip", found: expect.stringContaining(NO_ADDRESSES) });
+      const failed = report.checks.filter(({ status }) => status === "fail");
+      expect(failed.map(({ id }) => id)).toEqual(["system", "device"]);
+      for (const { remedy } of failed) expect(remedy).toContain("ulimit -v unlimited");
+    },
+    30_000,
+  );
+});
+
+const NO_ADDRESSES = "not tried, for ulimit -v leaves too few addresses";
+
 describe.skipIf(!hasBoth)("the doctor names the driver (needs lavapipe and SwiftShader)", () => {
   test("that crashes, those that cannot be loaded, and goes on with the good ones", async () => {
     const library = join(folder.path, "libcrash.so");
@@ -202,6 +275,21 @@ describe.skipIf(!hasBoth)("the doctor names the driver (needs lavapipe and Swift
     // The loader takes all drivers into a node's process.
     expect(one("device")).toMatchObject({ status: "fail", remedy: expect.stringContaining("VK_DRIVER_FILES") });
     expect(report.checks.at(-1)!.id).toBe("port");
+  }, 30_000);
+
+  test("whose manifest makes the Vulkan loader crash, and to remove the file", async () => {
+    const path = manifest("array.json", { file_format_version: "1.0.0", ICD: [1, 2] });
+    const { one } = await examine(["--quick"], { env: { VK_ADD_DRIVER_FILES: path } });
+    expect(one("driver", path)).toMatchObject({
+      status: "fail",
+      found: expect.stringMatching(/names no library .*; the Vulkan loader crashed \(SIG\w+\) over it/),
+      remedy: `remove ${path}, or leave it out of VK_ADD_DRIVER_FILES`,
+    });
+    expect(one("adapter", lavapipe!.adapter)).toMatchObject({ status: "ok" });
+    expect(one("device")).toMatchObject({
+      status: "fail",
+      remedy: expect.stringMatching(/^set VK_DRIVER_FILES=\S+\.json, or remove what fails above \(.*array\.json\)$/),
+    });
   }, 30_000);
 
   test("variable that names none", async () => {
@@ -243,12 +331,30 @@ describe("the doctor", () => {
     });
     const why = /^nf4 with 256 tokens: layers 0-1 need 1\d\.\d MiB on the device, and --memory-limit is 1\.0 MiB$/m;
     expect(one("model").details.join("\n")).toMatch(why);
+    expect(one("model").details).toContain(
+      "the sizes are what --memory-limit (1.0 MiB) bounds; the driver takes up to 128.0 MiB beside them",
+    );
     expect(one("peer")).toMatchObject({
       status: "fail",
       found: expect.stringContaining("nothing listens there"),
       remedy: expect.stringContaining("start it"),
     });
   }, 30_000);
+
+  test.each([
+    ["192.0.2.1", [], /^--host 192\.0\.2\.1 is left away: .* which is no address of this machine$/m, 1],
+    ["0.0.0.0", ["--host", "0.0.0.0", "--allow-host", hostname()], /^where it is called by another name than /m, 0],
+  ])(
+    "names in the command no host on which no node can listen, and for every address this machine's name (%s)",
+    async (host, words, says, ends) => {
+      const { one, code } = await examine(["--quick", "--model-id", TINY, "--host", host]);
+      expect(code).toBe(ends);
+      const command = one("model").facts["command"] as string[];
+      expect(command.slice(command.indexOf("--offline") + 1)).toEqual([...words, ...PORT]);
+      expect(one("model").details.join("\n")).toMatch(says);
+    },
+    30_000,
+  );
 
   test.each([
     [["--shard-start", "3", "--shard-end", "2"], /--shard-start 3 is not below --shard-end 2/],
@@ -279,6 +385,8 @@ describe("the doctor", () => {
     [["--shard-start", "1"], /--shard-start is about a model/],
     [["--memory-limit", "1GiB"], /--memory-limit is about a model/],
     [["--quik"], /did you mean --quick/],
+    [["--peer", "127.0.0.1:8000"], /"127\.0\.0\.1:8000" is not a node's URL/],
+    [["--peer", "http://u:p@h/"], /the URL of a node has a password in it/],
   ])("refuses %j as wrong usage", async (words, says) => {
     const { code, stdout, stderr } = await run(["doctor", ...words]);
     expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
@@ -321,6 +429,7 @@ describe.skipIf(!canMakeRoots || process.arch !== "x64")(`the doctor in a root w
     });
     expect(one("vulkan-loader").found).toContain("but no driver is installed");
     expect(one("gpu-runtime").details.join()).toContain("libstdc++.so.6: file too short");
+    expect(one("c-library")).toMatchObject({ status: "warn", found: expect.stringContaining("file too short") });
     expect(one("device")).toMatchObject({ status: "warn", facts: { bundledDriver: true } });
   }, 30_000);
 
@@ -337,7 +446,11 @@ describe.skipIf(!canMakeRoots || process.arch !== "x64")(`the doctor in a root w
     expect(all("adapter")).toEqual([]);
     expect(one("device")).toMatchObject({ status: "fail", remedy: expect.stringContaining("install a Vulkan driver") });
     expect(one("cache")).toMatchObject({ status: "fail", remedy: expect.stringContaining("--cache-dir") });
-    expect(one("vulkan-loader")).toMatchObject({ status: "fail", found: expect.stringContaining("libgcc_s.so.1") });
+    // The loader needs libgcc_s.so.1, which is not in this root: a node has the one in the binary, and so has the check.
+    expect(one("vulkan-loader")).toMatchObject({
+      status: "fail",
+      found: expect.stringContaining("but no driver is installed"),
+    });
     expect(one("gpu-runtime")).toMatchObject({ status: "ok" });
   }, 30_000);
 });

@@ -233,6 +233,57 @@ test("--help of each command shows its flags and an example, without colours whe
   expect(await run(["--version"])).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
 });
 
+describe("what cannot be written to stdout is an error, 1, and not lost without a word:", () => {
+  /** Puts stdout somewhere else. */
+  const to = (place: string) => ({ wrapper: ["sh", "-c", `exec "$@" ${place}`, "sh"], env: { HOME: folder.path } });
+  const plan = ["plan", "--model-id", TINY, "--nodes", "1GiB"];
+  const commands: [name: string, words: string[]][] = [
+    ["--version", ["--version"]],
+    ["--help", ["--help"]],
+    ["plan --help", ["plan", "--help"]],
+    ["plan", plan],
+    ["plan --json", [...plan, "--json"]],
+    ["plan --json where nothing fits", ["plan", "--model-id", TINY, "--nodes", "1MiB", "--json"]],
+    ["node --dry-run", node("--dry-run")],
+    ["cache list", ["cache", "list"]],
+    ["cache prune", ["cache", "prune"]],
+    ["generate", ["generate", "a", "--model-id", TINY, "--log-level", "error", "--max-new-tokens", "2"]],
+    ["generate --json", ["generate", "a", "--model-id", TINY, "--quiet", "--json", "--max-new-tokens", "2"]],
+    ["verify", ["verify", "--model-id", TINY, "--quantization", "int8", "--max-context", "16", "--log-level", "error"]],
+    ["bench kernels", ["bench", "kernels", "--shapes", "32x32", "--runs", "1", "--log-level", "error"]],
+    ["bench load", ["bench", "load", "--model-id", TINY, "--runs", "1", "--log-level", "error"]],
+    ["doctor", ["doctor", "--quick", "--offline"]],
+    ["doctor --json", ["doctor", "--quick", "--offline", "--json"]],
+  ];
+
+  test.each(commands)(
+    "%s, where there is no room",
+    async (_, words) => {
+      const { code, stderr } = await run(words, to("> /dev/full"));
+      expect({ code, stderr }).toEqual({
+        code: 1,
+        stderr: expect.stringMatching(/written to stdout: .*no space left/),
+      });
+      expect(stderr).not.toMatch(/\n\s+at /);
+    },
+    60_000,
+  );
+
+  test.each(commands)("%s, where stdout is closed", async (_, words) => {
+    const { code, stderr } = await run(words, to(">&-"));
+    expect({ code, stderr }).toEqual({ code: 1, stderr: expect.stringMatching(/stdout is closed[^]*> FILE/) });
+  });
+
+  test("but not where it is given to nobody, or nobody reads on: the exit code is the command's", async () => {
+    const words = ["cache", "list"];
+    expect(await run(words, to("> /dev/null"))).toEqual({ code: 0, stdout: "", stderr: "" });
+    const unread = { wrapper: ["bash", "-c", '"$@" | (exec <&-); exit "${PIPESTATUS[0]}"', "bash"] };
+    expect(await run(["--help"], unread)).toEqual({ code: 0, stdout: "", stderr: "" });
+    expect(await run(plan, unread)).toEqual({ code: 0, stdout: "", stderr: "" });
+    expect((await run(["plan", "--model-id", TINY, "--nodes", "1MiB", "--json"], unread)).code).toBe(3);
+  });
+});
+
 test("--dry-run refuses what a node refuses besides the memory: a head without a tokenizer", async () => {
   const words = ["node", "--model-id", variant("bf16"), "--dry-run"];
   const { code, stderr } = await run(words);

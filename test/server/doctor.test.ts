@@ -1,19 +1,24 @@
-import { afterAll, describe, expect, test } from "bun:test";
+import { afterAll, afterEach, describe, expect, test } from "bun:test";
 import { mkdirSync, writeFileSync } from "node:fs";
+import { hostname } from "node:os";
 import { dirname, join } from "node:path";
 import { UserError } from "../../src/base/errors.ts";
 import { silentLogger } from "../../src/base/log.ts";
 import { fasterDevice } from "../../src/server/doctor/adapters.ts";
-import { guarded } from "../../src/server/doctor/check.ts";
+import { checkOf, guarded } from "../../src/server/doctor/check.ts";
 import { runProbe } from "../../src/server/doctor/child.ts";
 import { drivers } from "../../src/server/doctor/drivers.ts";
-import { type DriverFacts, judgeDriver } from "../../src/server/doctor/judge-driver.ts";
+import { type DriverFacts, judgeDriver, loaderFinding } from "../../src/server/doctor/judge-driver.ts";
 import { system } from "../../src/server/doctor/machine.ts";
 import { blameMemory } from "../../src/server/doctor/memory.ts";
 import { judgeClock } from "../../src/server/doctor/network.ts";
+import { peer } from "../../src/server/doctor/peer.ts";
+import { placeAfter, placeFlags, placeNotes } from "../../src/server/doctor/place.ts";
 import { cLibrary } from "../../src/server/doctor/runtime.ts";
+import { haveOneName, type Named, numbered } from "../../src/server/doctor/same-names.ts";
 import { checkPort } from "../../src/server/serve.ts";
 import { temporaryFolder } from "../support/safetensors.ts";
+import { startNode } from "./tiny-node.ts";
 
 const folder = temporaryFolder();
 afterAll(() => folder[Symbol.dispose]());
@@ -213,6 +218,113 @@ describe("a driver's manifest that a variable names", () => {
   });
 });
 
+describe("a manifest without a library", () => {
+  const manifest = "/etc/vulkan/icd.d/arr.json";
+  const nameless = { ...OLD_MESA, manifest, library: null, devices: [], said: [] };
+  const problem = "it names no library (ICD.library_path)";
+
+  test("is to be removed where the Vulkan loader dies of it", () => {
+    const deadly = { ...nameless, problem: `${problem}; the Vulkan loader crashed (SIGSEGV) over it` };
+    expect(judgeDriver(deadly, true)).toMatchObject({
+      status: "fail",
+      found: `arr.json: ${problem}; the Vulkan loader crashed (SIGSEGV) over it`,
+      remedy: `remove ${manifest}`,
+    });
+    expect(judgeDriver(deadly, true, true, "VK_DRIVER_FILES").remedy).toBe(
+      `remove ${manifest}, or leave it out of VK_DRIVER_FILES`,
+    );
+  });
+
+  test("is a warning where the loader passes it over", () => {
+    expect(judgeDriver({ ...nameless, problem }, true).status).toBe("warn");
+  });
+});
+
+test("a Vulkan loader that cannot be called for lack of addresses is not looked at, and not blamed", () => {
+  const facts = { version: null, path: null, manifests: 3 };
+  const problem = "ulimit -v gives this process 439.5 MiB of addresses";
+  expect(loaderFinding(facts, problem, false, { env: {} })).toEqual({
+    status: "skip",
+    found: "not tried, for ulimit -v leaves too few addresses",
+    facts,
+  });
+  const hint = "unset BUN_JSC_useJIT";
+  expect(loaderFinding(facts, "Bun has no JIT", false, { env: {} }, hint)).toMatchObject({
+    status: "fail",
+    remedy: hint,
+  });
+});
+
+describe("devices with one name", () => {
+  const adapter = (info: string, change: Partial<Named["summary"]> = {}): Named => ({
+    summary: {
+      name: "GPU",
+      nameIndex: 0,
+      description: info,
+      vendor: "",
+      architecture: "",
+      isSoftware: false,
+      bundledDriver: false,
+      ...change,
+    },
+    device: { ...OLD_MESA.devices[0]!, name: change.name ?? "GPU", driver: { name: "d", info } },
+  });
+  const indices = (found: readonly Named[]) =>
+    found.map(({ summary }) => `${summary.description} ${summary.name}#${summary.nameIndex}`);
+
+  test("of several drivers are counted in the order in which a node has them", () => {
+    const found = [adapter("a"), adapter("b"), adapter("c", { name: "other" })];
+    const together = [found[1]!, found[2]!, found[0]!].map(({ device }) => ({ ...device!, heaps: [] }));
+    expect(haveOneName(found)).toBe(true);
+    expect(indices(numbered(found, together))).toEqual(["a GPU#1", "b GPU#0", "c other#0"]);
+  });
+
+  test("and nothing else to tell them apart are counted as they were found, and so are those that nobody lists", () => {
+    const found = [adapter("a"), adapter("a"), adapter("a", { nameIndex: 1 })];
+    const wanted = ["a GPU#0", "a GPU#1", "a GPU#2"];
+    expect(
+      indices(
+        numbered(
+          found,
+          found.map(({ device }) => device!),
+        ),
+      ),
+    ).toEqual(wanted);
+    expect(indices(numbered(found, []))).toEqual(wanted);
+  });
+
+  test("of one driver have their index already, and the bundled one has its own", () => {
+    expect(haveOneName([adapter("a"), adapter("a", { nameIndex: 1 })])).toBe(false);
+    expect(haveOneName([adapter("a"), adapter("b", { bundledDriver: true })])).toBe(false);
+  });
+});
+
+describe("the place in the command that starts a node", () => {
+  const portCheck = (status: "ok" | "warn" | "fail", next: number | null = null) =>
+    checkOf("port", { status, found: "this node cannot listen there", facts: { next } });
+
+  test("is the one that was asked for, or the next free port there", async () => {
+    const asked = { host: "10.1.2.3", port: 9000 };
+    expect(await placeAfter(portCheck("ok"), asked)).toEqual(asked);
+    expect(await placeAfter(portCheck("warn", 9001), asked)).toEqual({ ...asked, port: 9001 });
+    expect(placeFlags(asked)).toEqual(["--host", "10.1.2.3", "--port", "9000"]);
+    expect(placeNotes(asked)).toEqual([]);
+    expect(placeFlags({ host: "127.0.0.1", port: 8000 })).toEqual([]);
+  });
+
+  test("is this machine's own where no node can listen on what was asked for, and says why", async () => {
+    const place = await placeAfter(portCheck("fail"), { host: "192.0.2.1", port: 0 });
+    expect(placeFlags(place)).toEqual(["--port", "0"]);
+    expect(placeNotes(place)).toEqual(["--host 192.0.2.1 is left away: this node cannot listen there"]);
+  });
+
+  test.each(["0.0.0.0", "::"])("names this machine where it is every address: %s", (host) => {
+    const place = { host, port: 8000 };
+    expect(placeFlags(place)).toEqual(["--host", host, "--allow-host", hostname()]);
+    expect(placeNotes(place).join()).toContain(`another name than ${hostname()}`);
+  });
+});
+
 describe("where a node takes a slow device, the remedy", () => {
   const adapter = (name: string, isSoftware: boolean, bundledDriver: boolean, nameIndex = 0) => ({
     summary: { name, nameIndex, description: "", vendor: "", architecture: "", isSoftware, bundledDriver },
@@ -295,6 +407,42 @@ describe("the C library", () => {
     const none = { ...both, libstdcxx: null };
     expect(cLibrary(none, "memory with the bundled C++ runtime").status).toBe("ok");
     expect(cLibrary(none, undefined)).toMatchObject({ status: "fail", remedy: expect.stringContaining("libstdc++6") });
+  });
+});
+
+describe("a C++ runtime that is there and cannot be loaded", () => {
+  const libstdcxxProblem = "/lib/libstdc++.so.6: file too short";
+  const broken = { glibc: "2.36", libstdcxx: null, libstdcxxProblem };
+
+  test("is named with why, also where the binary's own takes its place", () => {
+    expect(cLibrary(broken, "memory with the bundled C++ runtime")).toMatchObject({
+      status: "warn",
+      found: `glibc 2.36, no libstdc++ that can be used (${libstdcxxProblem}); the one in this binary is used`,
+      remedy: expect.stringContaining("install it anew (Debian, Ubuntu: libstdc++6"),
+    });
+    expect(cLibrary(broken, undefined)).toMatchObject({
+      status: "fail",
+      found: expect.stringContaining(libstdcxxProblem),
+    });
+  });
+
+  test("is another thing than one that nobody installed", () => {
+    const libstdcxxProblem = "libstdc++.so.6: cannot open shared object file: No such file or directory";
+    expect(cLibrary({ ...broken, libstdcxxProblem }, "memory with the bundled C++ runtime").status).toBe("ok");
+  });
+});
+
+describe("a node that is slow", () => {
+  const running: { stop(): Promise<void> | void }[] = [];
+  afterEach(async () => {
+    await Promise.all(running.splice(0).map((one) => one.stop()));
+  });
+
+  test("has its time in plain digits", async () => {
+    const node = await startNode({ start: 0, end: 4, gate: () => Bun.sleep(150) });
+    running.push(node);
+    const { found } = await peer(node.url);
+    expect(found).toMatch(/, \d{3,} ms for a token in its layers$/);
   });
 });
 

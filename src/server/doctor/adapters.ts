@@ -1,4 +1,5 @@
 import { formatBytes } from "../../base/bytes.ts";
+import { inDigits } from "../../base/digits.ts";
 import { DRIVER_VARIABLES, driverManifests } from "../../gpu/vulkan-drivers.ts";
 import { type Check, type Finding, guarded } from "./check.ts";
 import type { DoctorContext } from "./context.ts";
@@ -6,30 +7,37 @@ import type { FoundAdapter } from "./drivers.ts";
 import { blameMemory } from "./memory.ts";
 import { type AdapterFacts, type ProbeEvent, selectorOf, type SpeedFacts } from "./probe.ts";
 import type { ChildEnd } from "./child.ts";
-import { ask, brief, said, whereItEnded } from "./runtime.ts";
+import { ask, said, whereItEnded } from "./runtime.ts";
 
-/** What each adapter is, whether its kernels compute what they should, and how fast it is; then which one a node takes. */
-export async function* adapters(context: DoctorContext, found: readonly FoundAdapter[]): AsyncGenerator<Check> {
+/**
+ * What each adapter is, whether its kernels compute what they should, and how fast it is; then which one a node takes, which is
+ * returned. `failing`: the drivers and manifests that failed.
+ */
+export async function* adapters(
+  context: DoctorContext,
+  found: readonly FoundAdapter[],
+  failing: readonly string[] = [],
+): AsyncGenerator<Check, AdapterFacts | undefined> {
   for (const adapter of found) {
     const name = selectorOf(adapter.summary);
-    const select = process.platform === "linux" ? name : adapter.summary.name; // elsewhere Dawn has the first one only
-    const end = await ask({ probe: "adapter", name: select, quick: context.quick }, context, adapter.env);
+    const end = await ask({ probe: "adapter", name: adapter.select, quick: context.quick }, context, adapter.env);
     yield guarded("adapter", name, () => blameMemory(whereItEnded(end), describeAdapter(adapter, end)));
     if (said(end, "adapter").length === 0) continue;
     yield guarded("self-test", name, () => blameMemory(whereItEnded(end), judgeKernels(name, end, context.quick)));
     yield guarded("speed", name, () => blameMemory(whereItEnded(end), describeSpeed(name, end, context.quick)));
   }
   const end = await ask({ probe: "default", select: context.device }, context);
-  yield guarded("device", null, () => blameMemory(whereItEnded(end), chosen(end, found, context)));
+  yield guarded("device", null, () => blameMemory(whereItEnded(end), chosen(end, found, context, failing)));
+  return said(end, "default")[0]?.adapter;
 }
 
 function describeAdapter({ summary, driver }: FoundAdapter, end: ChildEnd<ProbeEvent>): Finding {
   const [seen] = said(end, "adapter");
   if (!seen) {
-    const found = `${summary.name} cannot be opened: ${whereItEnded(end) ?? "it does not say why"}`;
+    const found = `${selectorOf(summary)} cannot be opened: ${whereItEnded(end) ?? "it does not say why"}`;
     return { status: "fail", found, remedy: updateDriver(driver) };
   }
-  const { adapter } = seen;
+  const adapter = { ...seen.adapter, nameIndex: summary.nameIndex };
   const { features, limits, memory } = adapter;
   const has = [
     features.subgroups ? `subgroups of ${[...new Set(features.subgroups)].join("-")}` : "no subgroups",
@@ -40,7 +48,7 @@ function describeAdapter({ summary, driver }: FoundAdapter, end: ChildEnd<ProbeE
   const bytes = (value: number | null) => (value === null ? "unknown" : formatBytes(value));
   return {
     status: "ok",
-    found: `${adapter.name}: ${kindOf(adapter)}, ${adapter.description}`,
+    found: `${selectorOf(adapter)}: ${kindOf(adapter)}, ${adapter.description}`,
     details: [
       `features: ${has.join(", ")}`,
       `limits: buffers ${formatBytes(limits.bufferBytes)}, bindings ${formatBytes(limits.bindingBytes)}, ${limits.bindingsPerKernel} of them to a kernel`,
@@ -98,34 +106,46 @@ function describeSpeed(name: string, end: ChildEnd<ProbeEvent>, quick: boolean):
 
 const describeRates = ({ rows, copyBytesPerSecond, gemvBytesPerSecond, gemmFlops }: SpeedFacts): string =>
   [
-    `copies ${brief(copyBytesPerSecond / 1e9)} GB/s`,
-    `reads weights at ${brief(gemvBytesPerSecond / 1e9)} GB/s for one token`,
-    `${brief(gemmFlops / 1e9)} GFLOP/s for ${rows}`,
+    `copies ${inDigits(copyBytesPerSecond / 1e9, 2)} GB/s`,
+    `reads weights at ${inDigits(gemvBytesPerSecond / 1e9, 2)} GB/s for one token`,
+    `${inDigits(gemmFlops / 1e9, 2)} GFLOP/s for ${rows}`,
   ].join(", ");
 
-function chosen(end: ChildEnd<ProbeEvent>, found: readonly FoundAdapter[], context: DoctorContext): Finding {
+function chosen(
+  end: ChildEnd<ProbeEvent>,
+  found: readonly FoundAdapter[],
+  context: DoctorContext,
+  failing: readonly string[],
+): Finding {
   const [device] = said(end, "default");
   if (!device) {
     const [error] = said(end, "error");
     const problem = whereItEnded(end) ?? "no device was found";
     if (end.problem !== undefined && found.length > 0) {
-      const good = found.find(({ driver }) => driver !== "bundled")?.driver;
-      const remedy = good
-        ? `set VK_DRIVER_FILES=${good}, or remove the driver that fails above`
-        : "remove the driver that fails above; until then set VK_DRIVER_FILES=none for the software device in this binary";
-      return { status: "fail", found: `a node would fail: it ${problem}`, remedy };
+      const good = found.map(({ driver }) => driver).find((one) => one !== "bundled" && !failing.includes(one));
+      return { status: "fail", found: `a node would fail: it ${problem}`, remedy: keepAway(good, failing) };
     }
     return { status: "fail", found: problem, remedy: error?.hint ?? "see the checks above" };
   }
-  const { name, isSoftware, bundledDriver } = device;
+  const { name } = device;
+  const { isSoftware, bundledDriver } = device.adapter;
   const facts = { name, isSoftware, bundledDriver };
   if (!isSoftware) return { status: "ok", found: `a node takes ${name}`, facts };
   return {
     status: "warn",
     found: `a node takes ${name}, which computes on the CPU: tens of times slower than a GPU`,
-    remedy: fasterDevice(device, found, context),
+    remedy: fasterDevice({ name, bundledDriver }, found, context),
     facts,
   };
+}
+
+/** All drivers at once end the process: which is to be kept out of it, and by what. */
+function keepAway(good: string | undefined, failing: readonly string[]): string {
+  const only = good ? `set VK_DRIVER_FILES=${good}` : "set VK_DRIVER_FILES=none for the software device in this binary";
+  if (failing.length === 0) return `${only}: by themselves the drivers work, and together they do not`;
+  return good
+    ? `${only}, or remove what fails above (${failing.join(", ")})`
+    : `remove what fails above (${failing.join(", ")}); until then ${only}`;
 }
 
 /** What is nearest to a faster device: another one that is here, a driver that is kept away, or one to be installed. */

@@ -1,11 +1,7 @@
 import { formatBytes, sizeFlag } from "../../base/bytes.ts";
-import { UserError } from "../../base/errors.ts";
 import { isHead } from "../../base/span.ts";
-import type { Snapshot } from "../../hub/snapshot.ts";
-import { loadTokenizer } from "../../tokenizer/tokenizer.ts";
 import { memoryPlan } from "../../weights/memory-plan.ts";
 import { describeShortage, fitQuestion, largestEnd, type Room, shortageOf, waysOut } from "../fit.ts";
-import { loadTextModel } from "../openai/text-model.ts";
 import {
   DEFAULT_SESSIONS,
   ENCODINGS,
@@ -15,8 +11,10 @@ import {
   QUANTIZATIONS,
   type Surroundings,
 } from "../plan-node.ts";
+import { textProblem } from "../text-problem.ts";
 import type { Finding } from "./check.ts";
-import type { AdapterFacts } from "./probe.ts";
+import { type Place, placeFlags, placeNotes } from "./place.ts";
+import { type AdapterFacts, selectorOf } from "./probe.ts";
 
 /** The model that the question is about, and the flags that a node would have. */
 export type ModelQuestion = Pick<
@@ -32,8 +30,6 @@ export type ModelQuestion = Pick<
   | "offline"
   | "cacheDir"
   | "device"
-  | "host"
-  | "port"
 >;
 
 /** How many layers fit, from the first one that was asked for. */
@@ -55,6 +51,7 @@ const CONTEXTS = [2048, 32_768];
 /** What can this machine hold? Layers for each encoding and context, and the command that starts the node. */
 export async function capacity(
   question: ModelQuestion,
+  place: Place,
   device: AdapterFacts | undefined,
   surroundings: Surroundings,
 ): Promise<Finding> {
@@ -62,7 +59,7 @@ export async function capacity(
     const remedy = "see the checks above: a model needs a device";
     return { status: "fail", found: `${question.modelId}: there is no device to hold it`, remedy };
   }
-  const plan = await planNode({ ...question, allowedHosts: [], allowedOrigins: [] }, surroundings);
+  const plan = await planNode({ ...question, ...place, allowedHosts: [], allowedOrigins: [] }, surroundings);
   using snapshot = plan.snapshot;
   const room: Room = {
     adapter: device,
@@ -77,6 +74,7 @@ export async function capacity(
   const quantizations: readonly string[] =
     question.quantization === undefined && mayQuantize ? QUANTIZATIONS : [plan.quantization];
   const encodingOf = (name: string) => (mayQuantize ? ENCODINGS[name as Quantization] : plan.load.options.encoding);
+  const beside = { those: 0, one: 0 };
   const rows = quantizations.flatMap((quantization) =>
     contextsOf(question.maxContext, maxContext, plan.config.maxPositions).map((context): CapacityRow => {
       const change = { encoding: encodingOf(quantization), maxContext: context };
@@ -87,9 +85,11 @@ export async function capacity(
         const needs = memoryPlan(one, device);
         const why = describeShortage({ ...asked, load: one }, needs, shortageOf(needs, room)!);
         reasons.push(`${quantization} with ${context} tokens: ${why}`);
+        beside.one = Math.max(beside.one, needs.neededBytes - needs.peakBytes);
         return { ...own, layers: 0, neededBytes: null, ownBytes: null };
       }
       const { neededBytes, peakBytes } = memoryPlan(replan({ ...change, span: { ...span, end } }), device);
+      beside.those = Math.max(beside.those, neededBytes - peakBytes);
       return { ...own, layers: end - span.start, neededBytes, ownBytes: peakBytes };
     }),
   );
@@ -106,19 +106,20 @@ export async function capacity(
   };
   const facts = {
     model,
-    device: device.name,
+    device: selectorOf(device),
     availableBytes: device.memory.availableBytes,
     memoryLimit: question.memoryLimit ?? null,
     maxSessions,
     rows,
   };
-  const title = `${model.id} (${model.type}, ${model.layers} layers) on ${device.name}`;
+  const title = `${model.id} (${model.type}, ${model.layers} layers) on ${selectorOf(device)}`;
+  const table = tableOf(rows, limit, beside.those || beside.one);
   if (!best || best.end === null) {
     const [lead, ...ways] = waysOut(asked);
     return {
       status: "fail",
       found: `${title}: no layer fits`,
-      details: [...tableOf(rows, limit), ...reasons],
+      details: [...table, ...reasons],
       remedy: [lead, ways.join("; or ")].filter(Boolean).join(" "),
       facts: { ...facts, command: null },
     };
@@ -127,11 +128,11 @@ export async function capacity(
     const problem = await textProblem(snapshot);
     if (problem) {
       const found = `${title}: layers fit, and a head cannot start: ${problem.message}`;
-      const details = [...tableOf(rows, limit), ...reasons];
+      const details = [...table, ...reasons];
       return { status: "fail", found, details, remedy: problem.hint, facts: { ...facts, command: null } };
     }
   }
-  const command = commandFor(question, best, mayQuantize);
+  const command = [...commandFor(question, best, mayQuantize), ...placeFlags(place)];
   const rest = best.end < (question.shardEnd ?? span.total) ? `; layers ${best.end} on go to another node` : "";
   const next = `as the layers go on at ${best.end}, add --next and the URL of the node that begins there`;
   const size = limit === undefined ? best.neededBytes! : best.ownBytes!;
@@ -139,9 +140,10 @@ export async function capacity(
     status: "ok",
     found: `${title}: layers ${span.start}-${best.end} of ${span.total} as ${best.quantization}, ${formatBytes(size)}${rest}`,
     details: [
-      ...tableOf(rows, limit),
+      ...table,
       ...reasons,
       `start it with: ${command.map(quoted).join(" ")}`,
+      ...placeNotes(place),
       ...(best.end < span.total ? [next] : []),
     ],
     facts: { ...facts, command },
@@ -159,7 +161,7 @@ function commandFor(
   { quantization, maxContext, end }: CapacityRow,
   mayQuantize: boolean,
 ): string[] {
-  const { modelId, revision, shardStart, maxSessions, memoryLimit, cacheDir, offline, device, host, port } = question;
+  const { modelId, revision, shardStart, maxSessions, memoryLimit, cacheDir, offline, device } = question;
   const isUsualContext = question.maxContext === undefined;
   return [
     "meshnet",
@@ -178,30 +180,13 @@ function commandFor(
     ...(device === "auto" ? [] : ["--device", device]),
     ...(cacheDir === undefined ? [] : ["--cache-dir", cacheDir]),
     ...(offline ? ["--offline"] : []),
-    ...(host === DEFAULT_PLACE.host ? [] : ["--host", host]),
-    ...(port === DEFAULT_PLACE.port ? [] : ["--port", `${port}`]),
   ];
-}
-
-/** Where `meshnet node` listens without being told. */
-const DEFAULT_PLACE = { host: "127.0.0.1", port: 8000 };
-
-/** A head reads and writes text: what `startNode` would throw where it has nothing for that. */
-async function textProblem(snapshot: Snapshot): Promise<UserError | undefined> {
-  try {
-    loadTextModel(snapshot, await loadTokenizer(snapshot.directory));
-    return undefined;
-  } catch (error) {
-    if (error instanceof UserError) return error;
-    throw error;
-  }
 }
 
 const quoted = (word: string): string => (/^[\w./:=@-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
-/** A row for each encoding, a column for each context. Under a limit the sizes are what it bounds. */
-function tableOf(rows: readonly CapacityRow[], limit: number | undefined): string[] {
-  const beside = rows.map(({ neededBytes, ownBytes }) => neededBytes! - ownBytes!);
+/** A row for each encoding, a column for each context. Under a limit the sizes are what it bounds; `beside`: what the driver takes. */
+function tableOf(rows: readonly CapacityRow[], limit: number | undefined, beside: number): string[] {
   const contexts = [...new Set(rows.map(({ maxContext }) => maxContext))];
   const names = [...new Set(rows.map(({ quantization }) => quantization))];
   const line = (cells: readonly string[]) =>
@@ -224,6 +209,6 @@ function tableOf(rows: readonly CapacityRow[], limit: number | undefined): strin
     ),
     limit === undefined
       ? "the sizes include what the driver takes"
-      : `the sizes are what --memory-limit (${formatBytes(limit)}) bounds; the driver takes up to ${formatBytes(Math.max(...beside))} beside them`,
+      : `the sizes are what --memory-limit (${formatBytes(limit)}) bounds; the driver takes up to ${formatBytes(beside)} beside them`,
   ];
 }

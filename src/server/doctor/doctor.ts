@@ -9,7 +9,7 @@ import { drivers, type FoundAdapter } from "./drivers.ts";
 import { binary, cache, system, temporaryFolder, type Versions } from "./machine.ts";
 import { network, type NetworkOptions } from "./network.ts";
 import { peer } from "./peer.ts";
-import type { AdapterFacts } from "./probe.ts";
+import { type Place, placeAfter } from "./place.ts";
 import { runtime } from "./runtime.ts";
 
 export type { Check, CheckStatus } from "./check.ts";
@@ -23,7 +23,7 @@ export interface DoctorOptions extends NetworkOptions {
   readonly device: string;
   readonly cacheDir?: string;
   /** What can this machine hold of it? */
-  readonly model?: Omit<ModelQuestion, "host" | "port">;
+  readonly model?: ModelQuestion;
   /** URL of a node. */
   readonly peer?: string;
   /** A process that looks at a driver and says nothing for so long hangs. */
@@ -59,25 +59,24 @@ export async function* examine(
   const found: FoundAdapter[] = [];
   let hasRuntime = false;
   for await (const check of surviving("gpu-runtime", runtime(context))) {
-    hasRuntime ||= check.id === "gpu-runtime" && check.status === "ok";
+    hasRuntime ||= check.id === "gpu-runtime" && check.status !== "fail";
     yield check;
   }
-  yield* surviving("driver", drivers(context, found, hasRuntime));
-  const seen: Check[] = [];
-  for await (const check of surviving("adapter", adapters(context, found))) {
-    seen.push(check);
+  const failing: string[] = [];
+  for await (const check of surviving("driver", drivers(context, found, hasRuntime))) {
+    if (check.status === "fail" && check.subject !== null) failing.push(check.subject);
     yield check;
   }
+  const chosen = yield* surviving("adapter", adapters(context, found, failing));
 
   yield guarded("cache", null, () => cache(env, options.cacheDir));
-  let place = { host: options.host, port: options.port };
+  let place: Place = { host: options.host, port: options.port };
   for await (const check of surviving("hub", network(context, options))) {
-    if (check.id === "port" && typeof check.facts["next"] === "number") place = { ...place, port: check.facts["next"] };
+    if (check.id === "port") place = await placeAfter(check, place);
     yield check;
   }
   const { model, peer: url } = options;
-  if (model)
-    yield guarded("model", model.modelId, () => capacity({ ...model, ...place }, chosenOf(seen), { env, log }));
+  if (model) yield guarded("model", model.modelId, () => capacity(model, place, chosen, { env, log }));
   if (url !== undefined) yield guarded("peer", url, () => peer(url));
 }
 
@@ -94,17 +93,11 @@ export const isWrongUsage = ({ checks }: DoctorReport): boolean =>
   });
 
 /** A group of checks that breaks between two of them is a failed check too. */
-async function* surviving(id: Check["id"], checks: AsyncGenerator<Check>): AsyncGenerator<Check> {
+async function* surviving<T>(id: Check["id"], checks: AsyncGenerator<Check, T>): AsyncGenerator<Check, T | undefined> {
   try {
-    yield* checks;
+    return yield* checks;
   } catch (error) {
     yield await guarded(id, null, () => Promise.reject(error as Error));
+    return undefined;
   }
-}
-
-/** The device that a node would take, as it was described. */
-function chosenOf(checks: readonly Check[]): AdapterFacts | undefined {
-  const name = checks.find(({ id }) => id === "device")?.facts["name"];
-  const described = checks.find(({ id, subject, facts }) => id === "adapter" && subject === name && "limits" in facts);
-  return described?.facts as AdapterFacts | undefined;
 }

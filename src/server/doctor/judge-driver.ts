@@ -4,6 +4,7 @@ import type { VulkanDevice } from "../../gpu/vulkan-memory.ts";
 import type { Finding } from "./check.ts";
 import { DEADLY } from "./child.ts";
 import type { DoctorContext } from "./context.ts";
+import { lacksAddresses, NO_ADDRESSES } from "./memory.ts";
 
 // What was found of the Vulkan loader and of a driver, judged: what it means, and what to do.
 
@@ -11,7 +12,7 @@ import type { DoctorContext } from "./context.ts";
 export interface DriverFacts {
   readonly manifest: string;
   readonly library: string | null;
-  /** What is wrong with the manifest, the library, or what the process died of. */
+  /** What is wrong with the manifest, the library, or what the process died of. Without a library: of the manifest alone. */
   readonly problem: string | null;
   readonly devices: readonly VulkanDevice[];
   /** Names of those that Dawn takes. */
@@ -20,13 +21,15 @@ export interface DriverFacts {
   readonly said: readonly string[];
 }
 
-/** The loader, and whether there is anything for it to load. `hasBundled`: whether the binary's own device is there. */
+/** The loader, and whether there is anything for it to load. `hasBundled`: whether the binary's own device is there; `hint`: the way out, where the problem's own is known. */
 export function loaderFinding(
   facts: { version: string | null; path: string | null; manifests: number },
   problem: string | undefined,
   hasBundled: boolean,
-  { env }: DoctorContext,
+  { env }: Pick<DoctorContext, "env">,
+  hint: string | null = null,
 ): Finding {
+  if (lacksAddresses(problem)) return { status: "skip", found: NO_ADDRESSES, facts };
   const bad = hasBundled ? "warn" : "fail";
   const but = hasBundled ? "; only the software device in this binary can be used" : "";
   if (facts.version === null) {
@@ -42,7 +45,7 @@ export function loaderFinding(
       : {
           status: bad,
           found: `the Vulkan loader cannot be used: ${problem}${but}`,
-          remedy: `install it anew, with what it needs (${packages})`,
+          remedy: hint ?? `install it anew, with what it needs (${packages})`,
           facts,
         };
   }
@@ -79,8 +82,12 @@ export function judgeDriver(facts: DriverFacts, hasOthers: boolean, hasRuntime =
         facts: reported,
       };
     }
-    if (problem.includes("ulimit -v")) return { status: "skip", found: `${name}: ${NO_ADDRESSES}`, facts: reported };
+    if (lacksAddresses(problem)) return { status: "skip", found: `${name}: ${NO_ADDRESSES}`, facts: reported };
     const isDeadly = DEADLY.test(problem);
+    if (isDeadly && facts.library === null) {
+      const remedy = variable ? `remove ${manifest}, or leave it out of ${variable}` : `remove ${manifest}`;
+      return { status: "fail", found: `${name}: ${problem}`, details: facts.said, remedy, facts: reported };
+    }
     return {
       status: isDeadly ? "fail" : "warn",
       found: `${name}: ${problem}`,
@@ -118,8 +125,6 @@ export function judgeDriver(facts: DriverFacts, hasOthers: boolean, hasRuntime =
   };
 }
 
-/** The check of the system says the rest. */
-export const NO_ADDRESSES = "not tried, for ulimit -v leaves too few addresses";
 export const NOT_TRIED = "not tried, for the GPU runtime does not load";
 
 const describeDriver = ({ driver, apiVersion }: VulkanDevice): string =>

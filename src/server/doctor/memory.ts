@@ -7,6 +7,12 @@ import { DEADLY, KILLED } from "./child.ts";
 /** With less free a node of even the smallest model has no room beside its driver. */
 const LITTLE_BYTES = 256 * 2 ** 20;
 
+/** The check of the system says the rest. */
+export const NO_ADDRESSES = "not tried, for ulimit -v leaves too few addresses";
+
+/** Of the words in which a probe says why it tried nothing. */
+export const lacksAddresses = (problem: string | null | undefined): boolean => problem?.includes("ulimit -v") ?? false;
+
 /** What this process may have: the numbers that make a lack of memory likely. */
 export interface MemoryState {
   readonly host: ReturnType<typeof hostMemory>;
@@ -49,7 +55,7 @@ export function memoryRemedy(
   problem: string | null | undefined,
   state: () => MemoryState = memoryState,
 ): string | undefined {
-  if (problem?.includes("ulimit -v")) return RAISE_ULIMIT;
+  if (lacksAddresses(problem)) return RAISE_ULIMIT;
   if (!problem || !DEADLY.test(problem)) return undefined;
   const now = state();
   const lack = lackOfMemory(now);

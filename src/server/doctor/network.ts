@@ -70,7 +70,8 @@ async function lookAtPort({ host, port }: NetworkOptions): Promise<Finding> {
   return { status: "warn", found: problem.message, remedy, facts: { ...own, next } };
 }
 
-async function freePort(host: string, first: number): Promise<number | null> {
+/** The first free port from `first` on, or null. */
+export async function freePort(host: string, first: number): Promise<number | null> {
   for (let port = first; port < Math.min(first + MOST_PORTS, 65_536); port++) {
     if ((await portProblem(host, port)) === undefined) return port;
   }

@@ -1,4 +1,5 @@
 import { formatBytes } from "../../base/bytes.ts";
+import { inDigits } from "../../base/digits.ts";
 import { type PeerReport, probePeer } from "../../mesh/probe.ts";
 import { RemoteError } from "../../protocol/error-reply.ts";
 import { PROTOCOL_VERSION } from "../../protocol/headers.ts";
@@ -15,11 +16,9 @@ export async function peer(url: string): Promise<Finding> {
   }
   const { info, notReady, roundTripSeconds, uploadBytesPerSecond, tokenSeconds, problems } = report;
   const rates = [
-    `${(roundTripSeconds * 1000).toPrecision(2)} ms to it and back`,
+    `${inDigits(roundTripSeconds * 1000, 2)} ms to it and back`,
     uploadBytesPerSecond === null ? "throughput not measured" : `${formatBytes(uploadBytesPerSecond)}/s towards it`,
-    tokenSeconds === null
-      ? "speed not measured"
-      : `${(tokenSeconds * 1000).toPrecision(2)} ms for a token in its layers`,
+    tokenSeconds === null ? "speed not measured" : `${inDigits(tokenSeconds * 1000, 2)} ms for a token in its layers`,
   ];
   const details = [
     `model: ${info.model_id}, layers ${info.start}-${info.end} of ${info.layers}, ${info.quantization}`,

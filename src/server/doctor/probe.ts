@@ -1,6 +1,7 @@
 import { dlopen } from "bun:ffi";
 import { readFileSync, realpathSync } from "node:fs";
 import { messageOf, UserError } from "../../base/errors.ts";
+import { hasLibc, libc } from "../../base/libc.ts";
 import { createLogger, type Logger } from "../../base/log.ts";
 import { measureCopy } from "../../engine/bench-copy.ts";
 import { timeKernels } from "../../engine/bench-kernels.ts";
@@ -17,8 +18,8 @@ import { vulkanDevices, type VulkanDevice, vulkanLoaderVersion } from "../../gpu
 export type ProbeRequest =
   | { readonly probe: "libraries" }
   | { readonly probe: "runtime" }
-  | { readonly probe: "loader" }
-  | { readonly probe: "driver" }
+  /** `withRuntime`: in a process that has loaded Dawn, as a node has, with the C++ runtime that Dawn may bring. */
+  | { readonly probe: "loader" | "driver"; readonly withRuntime: boolean }
   | { readonly probe: "adapters" }
   | { readonly probe: "adapter"; readonly name: string; readonly quick: boolean }
   | { readonly probe: "default"; readonly select: string };
@@ -27,7 +28,12 @@ export type ProbeRequest =
 export type ProbeEvent =
   | { readonly event: "step"; readonly what: string }
   | { readonly event: "error"; readonly message: string; readonly hint: string | null }
-  | { readonly event: "libraries"; readonly glibc: string | null; readonly libstdcxx: string | null }
+  | {
+      readonly event: "libraries";
+      readonly glibc: string | null;
+      readonly libstdcxx: string | null;
+      readonly libstdcxxProblem: string | null;
+    }
   | { readonly event: "dawn"; readonly origin: DawnOrigin }
   | { readonly event: "loader"; readonly version: string; readonly path: string | null }
   | { readonly event: "devices"; readonly devices: readonly VulkanDevice[] }
@@ -37,7 +43,7 @@ export type ProbeEvent =
   | { readonly event: "tested"; readonly seconds: number }
   | { readonly event: "speed"; readonly speed: SpeedFacts }
   /** `name`: as `selectorOf` gives it. */
-  | { readonly event: "default"; readonly name: string; readonly isSoftware: boolean; readonly bundledDriver: boolean };
+  | { readonly event: "default"; readonly name: string; readonly adapter: AdapterFacts };
 
 export interface AdapterFacts extends AdapterSummary {
   readonly features: {
@@ -86,11 +92,14 @@ async function answer(request: ProbeRequest, say: (event: ProbeEvent) => void): 
   const log = listening(warnings);
   switch (request.probe) {
     case "libraries":
-      return say({ event: "libraries", glibc: glibcVersion(), libstdcxx: libraryPath("libstdc++.so.6") });
+      requireCalls();
+      return say({ event: "libraries", glibc: glibcVersion(), ...cppRuntime() });
     case "runtime":
       say({ event: "step", what: "loaded the GPU runtime" });
-      return say({ event: "dawn", origin: await dawnOrigin() });
+      return say({ event: "dawn", origin: await loadRuntime() });
     case "loader": {
+      requireCalls();
+      if (request.withRuntime) await loadRuntime();
       const problem = loadProblem("libvulkan.so.1");
       if (problem !== undefined) throw new Error(problem);
       return say({ event: "loader", version: vulkanLoaderVersion(), path: libraryPath("libvulkan.so.1") });
@@ -98,6 +107,7 @@ async function answer(request: ProbeRequest, say: (event: ProbeEvent) => void): 
     case "driver":
       say({ event: "step", what: "was asked for its devices" });
       requireAddressSpace();
+      if (request.withRuntime) await loadRuntime();
       say({ event: "devices", devices: vulkanDevices() });
       return;
     case "adapters":
@@ -105,10 +115,9 @@ async function answer(request: ProbeRequest, say: (event: ProbeEvent) => void): 
       return say({ event: "adapters", adapters: await listAdapters(log), warnings });
     case "default": {
       say({ event: "step", what: "opened a device" });
-      const device = await openDevice({ select: request.select, log, wanted: NOTHING });
-      const { isSoftware, bundledDriver } = device.info;
-      device.destroy();
-      return say({ event: "default", name: selectorOf(device.info), isSoftware, bundledDriver });
+      const device = await openDevice({ select: request.select, log, wanted: EVERYTHING });
+      say({ event: "default", name: selectorOf(device.info), adapter: await factsOf(device) });
+      return device.destroy();
     }
     case "adapter":
       return probeAdapter(request, log, say);
@@ -119,7 +128,6 @@ async function answer(request: ProbeRequest, say: (event: ProbeEvent) => void): 
 export const selectorOf = ({ name, nameIndex }: Pick<AdapterSummary, "name" | "nameIndex">): string =>
   nameIndex ? `${name}#${nameIndex}` : name;
 
-const NOTHING = { bufferBytes: 0, bindingBytes: 0 };
 /** More than any device has: then it is opened with the most that it can do. */
 const EVERYTHING = { bufferBytes: 2 ** 43, bindingBytes: 2 ** 43 };
 
@@ -195,6 +203,40 @@ function listening(warnings: string[]): Logger {
       warnings.push(String(fields?.["reason"]));
   };
   return { ...log, debug: collect, warn: collect };
+}
+
+/**
+ * Throws where no library of the system can be called, which is not the library's fault: bun:ffi needs Bun's JIT, and under a
+ * low `ulimit -v` there is none.
+ */
+function requireCalls(): void {
+  try {
+    if (hasLibc) libc();
+  } catch (error) {
+    if (!messageOf(error).includes("JIT")) return; // another C library than GNU's
+    requireAddressSpace();
+    throw new UserError(
+      "no_device",
+      "Bun has no JIT in this process, and without it no library of the system can be called (bun:ffi)",
+      "unset BUN_JSC_useJIT; of a systemd unit leave MemoryDenyWriteExecute away",
+      { cause: error },
+    );
+  }
+}
+
+async function loadRuntime(): Promise<DawnOrigin> {
+  try {
+    return await dawnOrigin();
+  } catch (error) {
+    requireCalls();
+    throw error;
+  }
+}
+
+function cppRuntime(): { libstdcxx: string | null; libstdcxxProblem: string | null } {
+  const name = "libstdc++.so.6";
+  const libstdcxx = libraryPath(name);
+  return { libstdcxx, libstdcxxProblem: hasLibc && libstdcxx === null ? (loadProblem(name) ?? null) : null };
 }
 
 function glibcVersion(): string | null {

@@ -1,7 +1,7 @@
 import { type Check, type Finding, guarded } from "./check.ts";
 import { type ChildEnd, runProbe } from "./child.ts";
 import type { DoctorContext } from "./context.ts";
-import { blameMemory } from "./memory.ts";
+import { blameMemory, lacksAddresses, NO_ADDRESSES } from "./memory.ts";
 import type { ProbeEvent, ProbeRequest } from "./probe.ts";
 
 /** What Dawn is built for. */
@@ -37,9 +37,19 @@ export async function* runtime(context: DoctorContext): AsyncGenerator<Check> {
   const loaded = await ask({ probe: "runtime" }, context);
   const [dawn] = said(loaded, "dawn");
   if (process.platform === "linux") {
-    yield guarded("c-library", null, () => cLibrary(found ?? { glibc: null, libstdcxx: null }, dawn?.origin.from));
+    yield guarded("c-library", null, () =>
+      found ? cLibrary(found, dawn?.origin.from) : blameMemory(whereItEnded(libraries), librariesUnknown(libraries)),
+    );
   }
   yield guarded("gpu-runtime", null, () => blameMemory(whereItEnded(loaded), runtimeFinding(loaded)));
+}
+
+function librariesUnknown(libraries: ChildEnd<ProbeEvent>): Finding {
+  const problem = whereItEnded(libraries) ?? "it does not say why";
+  const facts = { glibc: null, libstdcxx: null, libstdcxxPath: null, bundledRuntimeUsed: false };
+  if (lacksAddresses(problem)) return { status: "skip", found: NO_ADDRESSES, facts };
+  const remedy = said(libraries, "error")[0]?.hint ?? REPORT;
+  return { status: "fail", found: `it cannot be looked at: ${problem}`, remedy, facts };
 }
 
 function runtimeFinding(loaded: ChildEnd<ProbeEvent>): Finding {
@@ -47,6 +57,7 @@ function runtimeFinding(loaded: ChildEnd<ProbeEvent>): Finding {
   if (!dawn) {
     const [error] = said(loaded, "error");
     const found = whereItEnded(loaded) ?? "the GPU runtime (Dawn) cannot be loaded, and does not say why";
+    if (lacksAddresses(found)) return { status: "skip", found: NO_ADDRESSES, facts: { from: null, reasons: [found] } };
     return { status: "fail", found, remedy: error?.hint ?? REPORT, facts: { from: null, reasons: [found] } };
   }
   const { from, reasons } = dawn.origin;
@@ -57,14 +68,20 @@ function runtimeFinding(loaded: ChildEnd<ProbeEvent>): Finding {
 
 const REPORT = "report this, with the output of meshnet doctor --json";
 
+/** `libstdcxxProblem`: why there is none that can be used, in the dynamic linker's words. */
 export function cLibrary(
-  { glibc, libstdcxx }: { glibc: string | null; libstdcxx: string | null },
+  {
+    glibc,
+    libstdcxx,
+    libstdcxxProblem = null,
+  }: { glibc: string | null; libstdcxx: string | null; libstdcxxProblem?: string | null },
   from: string | undefined,
 ): Finding {
   const version = /\.so\.([\d.]+)$/.exec(libstdcxx ?? "")?.[1] ?? null;
   const usesBundled = from === "memory with the bundled C++ runtime";
   const facts = { glibc, libstdcxx: version, libstdcxxPath: libstdcxx, bundledRuntimeUsed: usesBundled };
-  const cpp = libstdcxx === null ? "no libstdc++ that can be used" : `libstdc++ ${version ?? libstdcxx}`;
+  const broken = libstdcxxProblem === null || IS_MISSING.test(libstdcxxProblem) ? "" : ` (${libstdcxxProblem})`;
+  const cpp = libstdcxx === null ? `no libstdc++ that can be used${broken}` : `libstdc++ ${version ?? libstdcxx}`;
   const found = `glibc ${glibc ?? "not found"}, ${cpp}`;
   if (glibc === null || isOlder(glibc, LEAST_GLIBC)) {
     return {
@@ -74,16 +91,19 @@ export function cLibrary(
       facts,
     };
   }
-  if (usesBundled) return { status: "ok", found: `${found}; the one in this binary is used`, facts };
+  if (usesBundled) {
+    const own = { found: `${found}; the one in this binary is used`, facts };
+    return broken ? { status: "warn", ...own, remedy: `install it anew (${CPP_PACKAGES})` } : { status: "ok", ...own };
+  }
   if (libstdcxx !== null || from !== undefined) return { status: "ok", found, facts };
-  const remedy = "install the C++ runtime of GCC 12 or newer (Debian, Ubuntu: libstdc++6; Fedora: libstdc++)";
+  const remedy = `install the C++ runtime of GCC 12 or newer (${CPP_PACKAGES})`;
   return { status: "fail", found: `${found}, which the GPU runtime needs`, remedy, facts };
 }
+
+const CPP_PACKAGES = "Debian, Ubuntu: libstdc++6; Fedora: libstdc++";
+const IS_MISSING = /cannot open shared object file: No such file/;
 
 function isOlder(version: string, [major, minor]: readonly [number, number]): boolean {
   const [its = 0, itsMinor = 0] = version.split(".").map(Number);
   return its < major || (its === major && itsMinor < minor);
 }
-
-/** A measured number in few digits. */
-export const brief = (value: number): string => (value >= 100 ? value.toFixed(0) : value.toPrecision(2));

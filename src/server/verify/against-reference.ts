@@ -1,3 +1,4 @@
+import { inDigits } from "../../base/digits.ts";
 import type { GpuStage } from "../../engine/stage.ts";
 import type { StageInput } from "../../engine/types.ts";
 import { bf16ArrayToF32, indexOfNonFinite } from "../../quant/bf16.ts";
@@ -52,7 +53,7 @@ export async function compareWithReference(
 }
 
 const divergence = ({ name, toFloat32, toBfloat16, prompt }: LayerReport): string =>
-  `bfloat16 diverges first at ${name}, most of all in prompt ${prompt}: it is ${toFloat32.toPrecision(3)} times the noise from the reference's float32 (at most ${MOST_TO_FLOAT32}), and ${toBfloat16.toPrecision(3)} times from its bfloat16 (at most ${MOST_TO_BFLOAT16})`;
+  `bfloat16 diverges first at ${name}, most of all in prompt ${prompt}: it is ${inDigits(toFloat32, 3)} times the noise from the reference's float32 (at most ${MOST_TO_FLOAT32}), and ${inDigits(toBfloat16, 3)} times from its bfloat16 (at most ${MOST_TO_BFLOAT16})`;
 
 async function runEncoding(
   stages: Stages,
