@@ -1,4 +1,4 @@
-import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { lstatSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
@@ -24,27 +24,27 @@ interface Written {
 
 const FOLDER = join(tmpdir(), `meshnet-${process.getuid?.() ?? "user"}`);
 
-/** Where nodes take turns to look and to claim: the file of a lock. */
-export const turnFile = (folder = FOLDER): string => join(folder, "turn.lock");
+/** Where nodes take turns to look and to claim: the file of a lock. Undefined where there is no place for it. */
+export const turnFile = (folder = FOLDER): string | undefined =>
+  makeOurs(folder) ? join(folder, "turn.lock") : undefined;
 
 /**
  * Claims `bytes` for this process, in place of what it has claimed before, and forgets the claims of processes that are gone.
- * Disposing of it gives them back; the end of the process does too. Does nothing where the folder cannot be written.
+ * Disposing of it gives them back; the end of the process does too. Does nothing where the folder cannot be written, or is not this user's alone.
  */
 export function claimMemory(bytes: number, folder = FOLDER): Disposable {
+  const self = processState(process.pid);
+  if (!self || !makeOurs(folder)) return { [Symbol.dispose]() {} };
   const path = join(folder, `${process.pid}${SUFFIX}`);
   const giveBack = () => remove(path);
-  const self = processState(process.pid);
-  if (!self) return { [Symbol.dispose]() {} };
   try {
-    mkdirSync(folder, { recursive: true, mode: 0o700 });
     for (const pid of pids(folder)) if (!processState(pid)) remove(join(folder, `${pid}${SUFFIX}`));
     const { heldBytes, startTime } = self;
     writeFileSync(path, JSON.stringify({ bytes, heldBytes, startTime } satisfies Written));
     if (!endsAtExit.has(path)) process.once("exit", giveBack);
     endsAtExit.add(path);
   } catch {
-    // read-only, or another's: the node is no worse off than one without others
+    // a disk that is full, say: the node is no worse off than one without others
   }
   return { [Symbol.dispose]: giveBack };
 }
@@ -59,6 +59,7 @@ function remove(path: string): void {
 
 /** What other processes have claimed. */
 export function claims(folder = FOLDER): Claim[] {
+  if (!isOurs(folder)) return [];
   return pids(folder).flatMap((pid) => {
     const written = pid === process.pid ? undefined : readClaim(join(folder, `${pid}${SUFFIX}`));
     const state = written && processState(pid);
@@ -71,11 +72,25 @@ export function claims(folder = FOLDER): Claim[] {
 const SUFFIX = ".claim";
 const endsAtExit = new Set<string>();
 
-function pids(folder: string): number[] {
+const pids = (folder: string): number[] =>
+  readdirSync(folder).flatMap((name) => (/^\d+\.claim$/.test(name) ? [Number.parseInt(name, 10)] : []));
+
+function makeOurs(folder: string): boolean {
   try {
-    return readdirSync(folder).flatMap((name) => (/^\d+\.claim$/.test(name) ? [Number.parseInt(name, 10)] : []));
+    mkdirSync(folder, { recursive: true, mode: 0o700 });
   } catch {
-    return []; // no node has claimed anything yet
+    // read-only, or not a folder
+  }
+  return isOurs(folder);
+}
+
+/** In a folder that others can write, a file could be a link to any other file. */
+function isOurs(folder: string): boolean {
+  try {
+    const status = lstatSync(folder);
+    return status.isDirectory() && status.uid === process.getuid?.() && (status.mode & 0o022) === 0;
+  } catch {
+    return false; // not there: no node has claimed anything yet, or none can
   }
 }
 

@@ -31,7 +31,8 @@ export async function openNodeDevice(
   let claim: Disposable | undefined;
   try {
     // Nodes that start at once look one after the other: each counts what those before it were promised.
-    using _turn = device.info.isSoftware ? await lock(turnFile(), () => {}) : undefined;
+    const turn = device.info.isSoftware ? turnFile() : undefined;
+    using _turn = turn === undefined ? undefined : await lock(turn, () => {});
     const question = fitQuestion(plan, roomOf(device, config.memoryLimit));
     const { neededBytes, peakBytes } = checkFit(question);
     if (device.info.isSoftware) claim = claimMemory(neededBytes);

@@ -1,7 +1,7 @@
 import { afterAll, describe, expect, test } from "bun:test";
-import { existsSync, mkdirSync, readdirSync, writeFileSync } from "node:fs";
+import { chmodSync, mkdirSync, readdirSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { claimMemory, claims } from "../../src/gpu/claims.ts";
+import { claimMemory, claims, turnFile } from "../../src/gpu/claims.ts";
 import { temporaryFolder } from "../support/safetensors.ts";
 
 const MIB = 2 ** 20;
@@ -74,18 +74,27 @@ describe.skipIf(process.platform !== "linux")("claims of memory", () => {
 
   test("that are nonsense, or of a process that had the number before, are none", () => {
     const at = join(folder.path, "four");
-    mkdirSync(at);
+    mkdirSync(at, { mode: 0o700 });
     writeFileSync(join(at, "1.claim"), JSON.stringify({ bytes: 1e9, heldBytes: 0, startTime: "another" }));
     writeFileSync(join(at, `${process.ppid}.claim`), '{"bytes":');
     writeFileSync(join(at, "turn.lock"), "");
     expect(claims(at)).toEqual([]);
   });
 
-  test("cannot be where the folder cannot be written, which is no error", () => {
-    const at = join(folder.path, "file");
-    writeFileSync(at, "");
-    claimMemory(5, at)[Symbol.dispose]();
-    expect(claims(at)).toEqual([]);
-    expect(existsSync(at)).toBe(true);
+  test("cannot be where there is no folder of this user alone, which is no error", () => {
+    const target = join(folder.path, "target");
+    mkdirSync(target);
+    const places = { file: "file", below: "file/below", link: "link", others: "others" };
+    writeFileSync(join(folder.path, places.file), "");
+    symlinkSync(target, join(folder.path, places.link));
+    mkdirSync(join(folder.path, places.others));
+    chmodSync(join(folder.path, places.others), 0o777);
+    for (const place of Object.values(places)) {
+      const at = join(folder.path, place);
+      claimMemory(5, at)[Symbol.dispose]();
+      expect(turnFile(at)).toBeUndefined();
+      expect(claims(at)).toEqual([]);
+    }
+    for (const place of [target, join(folder.path, places.others)]) expect(readdirSync(place)).toEqual([]);
   });
 });

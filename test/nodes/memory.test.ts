@@ -98,7 +98,7 @@ describe.skipIf(process.platform !== "linux" || !device)("two nodes that start a
     // As if a third node had been promised all but 900 MiB, of which each of the two needs 572.
     const temporary = join(folder.path, "tmp");
     const claimed = join(temporary, `meshnet-${process.getuid!()}`);
-    mkdirSync(claimed, { recursive: true });
+    mkdirSync(claimed, { recursive: true, mode: 0o700 });
     const startTime = readFileSync("/proc/self/stat", "utf8")
       .replace(/^.*\) /s, "")
       .split(" ")[19]!;
