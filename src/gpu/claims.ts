@@ -30,7 +30,8 @@ export const turnFile = (folder = FOLDER): string | undefined =>
 
 /**
  * Claims `bytes` for this process, in place of what it has claimed before, and forgets the claims of processes that are gone.
- * Disposing of it gives them back; the end of the process does too. Does nothing where the folder cannot be written, or is not this user's alone.
+ * Disposing of it gives them back; the end of the process does too. Does nothing where the folder cannot be written, or is not
+ * this user's alone.
  */
 export function claimMemory(bytes: number, folder = FOLDER): Disposable {
   const self = processState(process.pid);
@@ -72,8 +73,13 @@ export function claims(folder = FOLDER): Claim[] {
 const SUFFIX = ".claim";
 const endsAtExit = new Set<string>();
 
-const pids = (folder: string): number[] =>
-  readdirSync(folder).flatMap((name) => (/^\d+\.claim$/.test(name) ? [Number.parseInt(name, 10)] : []));
+function pids(folder: string): number[] {
+  try {
+    return readdirSync(folder).flatMap((name) => (/^\d+\.claim$/.test(name) ? [Number.parseInt(name, 10)] : []));
+  } catch {
+    return []; // gone just now
+  }
+}
 
 function makeOurs(folder: string): boolean {
   try {
