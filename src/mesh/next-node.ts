@@ -12,6 +12,8 @@ import { DIRECT, networkProblem, plainUrl } from "./network.ts";
 
 /** What this node is to the next one: what frames carry, and what admission compares. */
 export interface OwnEnd {
+  /** Instance id of this node, which every request says. */
+  readonly node: string;
   /** The model digest. */
   readonly model: string;
   /** The layer after this node's last: the next node must start there. */
@@ -167,7 +169,8 @@ export class NextNode {
 
   async #request(path: string, init: RequestInit): Promise<Response> {
     const url = new URL(path, this.url).href;
-    const send = () => this.#fetch(url, { ...init, ...DIRECT });
+    const headers = { ...(init.headers as Record<string, string> | undefined), [HEADERS.node]: this.own.node };
+    const send = () => this.#fetch(url, { ...init, headers, ...DIRECT });
     try {
       return await send();
     } catch (cause) {

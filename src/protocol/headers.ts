@@ -24,6 +24,7 @@ export const HEADERS = {
   // of a reply
   layers: "X-Meshnet-Layers",
   cacheLen: "X-Meshnet-Cache-Len",
+  /** Who answers; in a request: the node that it is from. */
   node: "X-Meshnet-Node",
   numerics: "X-Meshnet-Numerics",
 } as const;

@@ -12,6 +12,7 @@ import type { NodeFacts } from "../protocol/message.ts";
 import { countProbe } from "../protocol/probe.ts";
 import type { Tokenizer } from "../tokenizer/tokenizer.ts";
 import type { Page } from "../ui/page.ts";
+import { Callers } from "./callers.ts";
 import { ChainState } from "./chain.ts";
 import { describeError, errorReply } from "./errors.ts";
 import { forward, type Limits } from "./forward.ts";
@@ -92,8 +93,14 @@ export function createApp(options: AppOptions): App {
   // The node before this one has let a whole call in, and sends it on in parts.
   const maxWaiting = limits.maxWaiting + (isHead(stage.info.span) ? 0 : limits.maxRows);
   const idleMs = options.sessionIdleMs ?? SESSION_IDLE_MS;
-  const runner = new RowRunner({ stage, next, ...limits, maxWaiting, idleMs, log, clock: options.clock });
-  const expiring = setInterval(() => runner.expire(), Math.min(idleMs / 2, EXPIRE_MS));
+  const callers = new Callers(options.clock);
+  const isGone = (node: string) => callers.isGone(node);
+  const runner = new RowRunner({ stage, next, ...limits, maxWaiting, idleMs, log, isGone, clock: options.clock });
+  const expire = () => {
+    runner.expire();
+    callers.tidy();
+  };
+  const expiring = setInterval(expire, Math.min(idleMs / 2, EXPIRE_MS));
   expiring.unref(); // nothing waits for it
   const lifecycle = new Lifecycle();
   const readiness = new Readiness({ runner, lifecycle, next });
@@ -153,6 +160,7 @@ export function createApp(options: AppOptions): App {
 
   return {
     async fetch(request) {
+      callers.hear(request.headers);
       const response = await answer(request);
       response.headers.set(HEADERS.node, identity.node);
       return response;

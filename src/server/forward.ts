@@ -10,6 +10,7 @@ import { parseForward } from "../protocol/parse.ts";
 import { encodeReply, hasPlaceForErrors, type HeadText, replyBytes, type RowOutcome } from "../protocol/reply.ts";
 import { StreamingDecoder } from "../tokenizer/streaming-decoder.ts";
 import type { Tokenizer } from "../tokenizer/tokenizer.ts";
+import { callerOf } from "./callers.ts";
 import { type Answerer, describeError, RowErrors } from "./errors.ts";
 import type { Lifecycle } from "./lifecycle.ts";
 import type { RowCall, RowReply, RowRunner } from "./rows.ts";
@@ -42,6 +43,8 @@ export interface ForwardParts {
 interface Call {
   readonly id: string;
   readonly startedAt: number;
+  /** The node that it is from, where it is from one. */
+  readonly caller: string | undefined;
   readonly signal: AbortSignal;
 }
 
@@ -60,7 +63,8 @@ export async function forward(message: Request, parts: ForwardParts, named: (id:
     const id = request.requestId ?? crypto.randomUUID();
     named(id);
     using deadline = deadlineOf(request, startedAt, parts);
-    return await answer(request, { id, startedAt, signal: AbortSignal.any([message.signal, deadline.signal]) }, parts);
+    const signal = AbortSignal.any([message.signal, deadline.signal]);
+    return await answer(request, { id, startedAt, caller: callerOf(message.headers), signal }, parts);
   });
 }
 
@@ -120,8 +124,8 @@ function rowCalls(request: ForwardRequest, call: Call): RowToRun[] {
         ? { kind: "ids", ids: payload.ids.subarray(begin, end) }
         : { kind: "hidden", hidden: payload.values.subarray(begin * payload.hiddenSize, end * payload.hiddenSize) };
     const ids = tokenIds?.subarray(begin, end);
-    const { signal, id: requestId } = call;
-    return { ...row, input, tokenIds: ids, route, deadline, signal, requestId, call };
+    const { signal, caller, id: requestId } = call;
+    return { ...row, input, tokenIds: ids, route, deadline, signal, requestId, caller, call };
   });
 }
 

@@ -79,11 +79,12 @@ export async function startNode(config: NodeConfig, surroundings: Surroundings):
   const { hiddenSize, vocabSize } = stage.info;
   const { contextEdge: edge } = plan.config;
   const context = edge === undefined ? undefined : { own: load.options.maxContext, edge };
-  const own = { model: digest, end: span.end, hiddenSize, vocabSize, context };
+  const node = crypto.randomUUID();
+  const own = { node, model: digest, end: span.end, hiddenSize, vocabSize, context };
   const next =
     config.next === undefined ? undefined : new Admission({ next: new NextNode({ url: config.next, own }), log });
   const identity = {
-    node: crypto.randomUUID(),
+    node,
     modelId: snapshot.modelId,
     revision: snapshot.revision === "local" ? null : snapshot.revision,
     modelDigest: digest,

@@ -37,6 +37,8 @@ export interface RowCall {
   readonly route?: "local" | readonly string[];
   /** The same for all rows of one call. */
   readonly call?: unknown;
+  /** The id of the node that passed it on, where one did. */
+  readonly caller?: string;
 }
 
 export interface RowReply {
@@ -57,6 +59,8 @@ export interface RowRunnerOptions {
   readonly maxSessions: number;
   readonly idleMs: number;
   readonly log: Logger;
+  /** Whether a node that passed rows on is not heard of any more. */
+  readonly isGone?: (node: string) => boolean;
   /** Milliseconds from anywhere; default `performance.now`. */
   readonly clock?: () => number;
 }
@@ -208,9 +212,16 @@ export class RowRunner {
     });
   }
 
-  /** Frees sessions that have been idle for too long. Nodes further on have waited as long. */
+  /**
+   * Frees sessions that have been idle for too long: nodes further on have waited as long. And, along the chain, those of nodes
+   * that are gone: nobody could go on with them.
+   */
   expire(): void {
+    const { isGone = () => false, log } = this.#options;
     this.#sessions.expire();
+    const forsaken = this.#sessions.forsaken(isGone);
+    if (forsaken.length > 0) log.info("sessions of a node that is gone are ended", { sessions: forsaken.length });
+    for (const id of forsaken) this.forgetSession(id);
   }
 
   /** Frees all sessions. */
@@ -251,7 +262,7 @@ export class RowRunner {
   }
 
   async #runStep(row: RowCall & { session: string }, passesOn: boolean): Promise<RowReply> {
-    const { session: id, step, positionStart, maxLen, prefix, signal } = row;
+    const { session: id, step, positionStart, maxLen, prefix, caller, signal } = row;
     const asked = performance.now();
     let wasSent = false;
     return this.#sessions.run({
@@ -261,6 +272,7 @@ export class RowRunner {
       digest: digestOf(row),
       maxLength: maxLen ?? (passesOn ? this.maxContext : this.stage.info.maxContext),
       prefix,
+      caller,
       signal,
       local: async (session: Session, signal) => {
         const began = performance.now();

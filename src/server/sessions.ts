@@ -15,6 +15,8 @@ export interface SessionCall<Local, Reply> {
   readonly maxLength: number;
   /** At opening: the `positionStart` tokens that an earlier session may have left here. */
   readonly prefix?: string;
+  /** The node that the step is from, where it is from one. */
+  readonly caller?: string;
   /** Of this caller. The step ends early when all that wait for it are gone. */
   readonly signal: AbortSignal;
   /** After an error the session is as it was, or closed: `Session.run` keeps that. */
@@ -59,6 +61,8 @@ interface Entry<Reply> {
   running?: RunningStep<Reply>;
   last?: StepKey & { readonly kept?: { readonly reply: Reply; readonly bytes: number } };
   lastUsed: number;
+  /** The node that the last step was from. */
+  caller?: string;
 }
 
 /**
@@ -133,6 +137,12 @@ export class SessionTable<Reply> {
     for (const entry of this.#entries.values()) if (this.#isIdle(entry)) this.#forget(entry);
   }
 
+  /** The sessions that wait for the next step of a node for which `isGone` holds. */
+  forsaken(isGone: (node: string) => boolean): string[] {
+    const waiting = [...this.#entries.values()].filter(({ running }) => running === undefined);
+    return waiting.flatMap(({ id, caller }) => (caller !== undefined && isGone(caller) ? [id] : []));
+  }
+
   /** Frees all sessions. */
   close(): void {
     for (const entry of this.#entries.values()) this.#end(entry, deleted(entry.id));
@@ -162,6 +172,7 @@ export class SessionTable<Reply> {
     reply.catch(() => {}); // it is told to those that wait
     const running: RunningStep<Reply> = { step, positionStart, digest, reply, control, waiters: 0 };
     entry.running = running;
+    entry.caller = call.caller;
     return running;
   }
 

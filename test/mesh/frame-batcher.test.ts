@@ -6,7 +6,7 @@ import { FrameBatcher, type HopRow } from "../../src/mesh/frame-batcher.ts";
 import { NextNode } from "../../src/mesh/next-node.ts";
 import { decodeContainer, encodeContainer } from "../../src/protocol/container.ts";
 
-const own = { model: "m", end: 2, hiddenSize: 2, vocabSize: 9 };
+const own = { node: "own", model: "m", end: 2, hiddenSize: 2, vocabSize: 9 };
 const info = {
   v: 1,
   node: "next",

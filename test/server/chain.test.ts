@@ -220,7 +220,7 @@ describe("when the next node fails", () => {
 
 describe("admission", () => {
   const context = { own: 4096, edge: 4096 };
-  const own = { model: "digest-of-tiny", end: 2, hiddenSize: HIDDEN, vocabSize: VOCAB, context };
+  const own = { node: "own", model: "digest-of-tiny", end: 2, hiddenSize: HIDDEN, vocabSize: VOCAB, context };
   const admit = (url: string) => {
     const admission = new Admission({
       next: new NextNode({ url, own }),

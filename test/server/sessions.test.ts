@@ -42,6 +42,9 @@ const send = (node: TinyNode, rows: readonly IdsRow[], signal?: AbortSignal) =>
     signal,
   });
 
+/** Pages that sessions have taken on these nodes. */
+const takenPages = (nodes: readonly TinyNode[]): number[] => nodes.map(({ stage }) => stage.cacheUse.reservedPages);
+
 /** A gate that a test shuts when it likes. */
 function door() {
   let shut: ReturnType<typeof gate> | undefined;
@@ -369,6 +372,53 @@ describe("one frame of many rows", () => {
     expect([raw.status, (await errorOf(raw)) as object]).toEqual([
       409,
       expect.objectContaining({ code: "session_lost", row: 1 }),
+    ]);
+  });
+});
+
+describe("a node that is gone", () => {
+  /** As nodes do by themselves every other second. */
+  const askNext = (...nodes: TinyNode[]) => Promise.all(nodes.map((node) => node.admission!.next.info()));
+
+  test("leaves no session behind on those that it passed rows on to, nor on those after them", async () => {
+    let now = 1e6;
+    const [head, ...rest] = await chainOf([1, 3], { clock: () => now });
+    await call(head!.url, [{ session: "s", step: 1, ids: [1, 2] }]);
+    expect(takenPages(rest).every((pages) => pages > 0)).toBe(true);
+    const before = takenPages(rest);
+
+    // As long as it lives it asks how its next node is, and nothing ends.
+    now += 59_000;
+    await askNext(head!, rest[0]!);
+    now += 59_000;
+    for (const node of rest) node.app.runner.expire();
+    await call(head!.url, [{ session: "s", step: 2, at: 2, ids: [3] }]);
+    expect(takenPages(rest)).toEqual(before);
+
+    await head!.stop();
+    now += 59_000;
+    await askNext(rest[0]!); // which lives on
+    for (const node of rest) node.app.runner.expire();
+    expect(takenPages(rest)).toEqual(before);
+    now += 2_000;
+    rest[0]!.app.runner.expire();
+    await until(() => takenPages(rest).every((pages) => pages === 0));
+  });
+
+  test("does not end what others opened", async () => {
+    let now = 1e6;
+    const clock = () => now;
+    const tail = await start({ start: 2, end: 4, clock });
+    const [one, other] = await Promise.all([1, 2].map(() => start({ start: 0, end: 2, next: tail.url, clock })));
+    await call(one!.url, [{ session: "one", step: 1, ids: [1] }]);
+    await call(other!.url, [{ session: "other", step: 1, ids: [1] }]);
+    await one!.stop();
+    now += 61_000;
+    await askNext(other!);
+    tail.app.runner.expire();
+    expect(tail.app.runner.lengthOf("one")).toBe(0);
+    expect(await call(other!.url, [{ session: "other", step: 2, at: 1, ids: [2] }])).toEqual([
+      { token: tokenAfter([1, 2]) },
     ]);
   });
 });

@@ -58,14 +58,15 @@ let instances = 0;
 export async function startNode(options: TinyNodeOptions): Promise<TinyNode> {
   const { start, end, model = "digest-of-tiny", log = silentLogger } = options;
   const stage = options.stage ?? new TinyStage(options);
-  const own = { model, end, hiddenSize: HIDDEN, vocabSize: VOCAB };
+  const node = options.node ?? `node-${++instances}`;
+  const own = { node, model, end, hiddenSize: HIDDEN, vocabSize: VOCAB };
   const next = options.next && new NextNode({ url: options.next, own, timeoutMs: options.hopTimeoutMs });
   const admission = next ? new Admission({ next, log, poll: { wellMs: 30, firstMs: 5, mostMs: 30 } }) : undefined;
   const app = createApp({
     stage,
     tokenizer: start === 0 ? tinyTokenizer : undefined,
     identity: {
-      node: options.node ?? `node-${++instances}`,
+      node,
       modelId: "tiny",
       revision: null,
       modelDigest: model,
