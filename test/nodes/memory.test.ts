@@ -62,10 +62,12 @@ describe.skipIf(!device)(`a node with 124 million parameters and 256 MiB (${devi
   }, 120_000);
 });
 
+/** NF4 takes the compilers most; the others are in the long tests. */
+const NF4 = ["--quantization", "nf4"];
+const ENCODINGS = process.env["LONG_TESTS"] ? [[], NF4, ["--quantization", "int8", "--int8-activations"]] : [NF4];
+
 describe.each(softwareDevices.map((one) => [one.name, one.adapter] as const))("a node on %s", (name, adapter) => {
-  test
-    .skipIf(process.platform !== "linux" || adapter === undefined)
-    .each([[[]], [["--quantization", "nf4"]], [["--quantization", "int8", "--int8-activations"]]])(
+  test.skipIf(process.platform !== "linux" || adapter === undefined).each(ENCODINGS.map((flags) => [flags]))(
     "takes no more of the machine's memory than it said it needs, its kernels compiled for the first time: %j",
     async (flags) => {
       const env = { MESA_SHADER_CACHE_DISABLE: "true" };
